@@ -1,28 +1,28 @@
 """The position of an epoch, and the plain data that ``DataLoader.state_dict`` is made of.
 
 A state holds what was delivered and one snapshot of what yields the samples (sampling/order.py): the generators as the
-epoch began, a sampler's own state, the keys that are left, or the states of an iterable data set's streams. A resume
-draws again from the snapshot, and drops what was delivered.
+epoch began; or the keys that are drawn and not delivered, with the sampler's own state after them (or all keys that are
+left); or the states of an iterable data set's streams. A resume goes back there and drops what was delivered.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from zlib import crc32
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint import checks, global_generator, ranks
+from minato_gpu.checkpoint import global_generator, ranks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.streams import plain_between, plain_streams
-from minato_gpu.lanes.snapshots import Snapshot
+from minato_gpu.checkpoint.streams import MOST_READ_AGAIN, plain_between, plain_streams
 from minato_gpu.lanes.streams import StreamState
-from minato_gpu.samples import Key, witness_of
+from minato_gpu.samples import JSON, witness_of
 from minato_gpu.sampling.delivered_positions import HISTORY, DeliveredPositions
-from minato_gpu.sampling.epoch_batches import BatchStart, EpochBatches
+from minato_gpu.sampling.epoch_batches import EpochBatches, KeptBatch
 from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, states_between
+from minato_gpu.sampling.order import KEYS, REPLAY, states_between
 from minato_gpu.sampling.packing import packed, packed_state, packed_states
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.samplers import Sampling, length_of
 
 
 class Cursor:
@@ -41,16 +41,15 @@ class Cursor:
         """
         self.epoch = epoch
         self.over = False  # the epoch has ended
-        # state of torch's global generator as the epoch began, for an iterable data set read in the main process
-        self.global_at_start: str | None = None
         self._seeds = (epoch.seed, *(workers or (epoch.seed, epoch.number)))
         self._sampling = Sampling(loader)
         expected = self._sampling.expected
         # samples of the epoch that are left, where the sampler tells
         self.expected = None if expected is None or gone is not None else max(0, expected - epoch.delivered.samples)
-        self._most_again = checks.most_drawn_again(loader)
+        self._most_again = most_drawn_again(loader)
         self._gone = gone
-        self._remaining: _Remaining | None = None
+        self._plain: dict[int, JSON] = {}  # kept batches as plain data, by place
+        self._rest: list[JSON] | None = None  # what follows them, once the sampler has ended
         self._saves_global = global_generator.concerns(loader, self._sampling)
         self._asked = b""  # state of torch's global generator before the batch that is asked for
         self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last delivered batches
@@ -101,8 +100,6 @@ class Cursor:
                 out = s.header("iterable", epoch.number, self._seeds, begun=True)
                 out["generators"] = packed_states(self._sampling.generators)
                 out["source"] = {**self._sampling.cutting, **streams, "rank": ranks.rank_of(self._sampling)}
-                if self.global_at_start is not None and streams["streams"][0]["state"] is None:
-                    out["source"]["global_at_start"] = self.global_at_start
             if self._saves_global:
                 out["global"] = packed(self._before[-ahead]) if ahead else global_generator.plain()
             return out
@@ -114,129 +111,90 @@ class Cursor:
         source = {**sampling.describe(), "way": order.way, "set_epoch": epoch.sampler_epoch}
         source["rank"] = ranks.rank_of(sampling)
         if order.way == REPLAY:
-            checks.check_drawn_again(0, delivered.low, self._most_again)
+            check_drawn_again(0, delivered.low, self._most_again)
+            source.update(self._replay())
             begun = order.begun_from
             generators = packed_states(sampling.generators) if begun is None else dict(begun)
-            source.update(self._replay(delivered))
-        elif order.way == KEYS:
-            self._remaining = self._remaining or _Remaining(epoch, sampling)
-            source.update(self._remaining.since(epoch.since(delivered.low)))
-            generators = packed_states(sampling.generators)  # after all keys that are stored have been drawn
         else:
-            found, generators = self._snapshot(epoch.since(delivered.low))
+            found, generators = self._stored(epoch.since(delivered.low))
             source.update(found)
         return {"progress": s.plain_positions(delivered), "source": source, "generators": generators}
 
-    def _replay(self, delivered: DeliveredPositions) -> s.State:
-        epoch = self.epoch
-        out: s.State = {"witness": epoch.witness, "gone": self._gone and self._gone.copy()}
-        for below, crc in reversed(epoch.checksums):
-            if 0 < below <= delivered.low:
-                out["checksum"] = {"below": below, "crc": crc}
-                break
-        # if the order has been drawn, a resume that draws it again must not advance the user's global generator, even
-        # where a seed has set that back to where the order began
-        if self._sampling.uses_default_generator:
-            out["order_drawn"] = epoch.order.begun_from is not None
-        return out
-
-    def _snapshot(self, starts: list[BatchStart]) -> tuple[s.State, dict[str, str]]:
-        """Returns the sampler's own state with the keys before and after it, and the generators.
-
-        It is the first snapshot at or after ``starts``; if no drawn batch has one, keys are drawn ahead until one has.
-        """
-        epoch, order = self.epoch, self.epoch.order
-        order.expect_saves()
-        if not any(start.snapshot for start in starts) and not any(snapshot for snapshot, _ in order.coming):
-            order.fill_to_snapshot()
-        found = [(start.snapshot, start.keys) for start in starts]
-        found += [(snapshot, self._sampling.keys_of(item)) for snapshot, item in order.coming]
-        at = next((at for at, (snapshot, _) in enumerate(found) if snapshot is not None), len(found))
-        snapshot = order.at_end() if at == len(found) else found[at][0]
-        assert snapshot is not None
-        if snapshot.error is not None:
-            raise ValueError(f"this epoch cannot be saved: {snapshot.error}")
-        before, following = ([keys for _, keys in part] for part in (found[:at], found[at:]))
-        out: s.State = {
-            "place": starts[0].place if starts else epoch.place,
-            "position": starts[0].position if starts else epoch.position,
-            "state": snapshot.own.copy(),
-            "ended": not following,
-            **_plain_counts(epoch.occurrences_before(starts)),
+    def _replay(self) -> s.State:
+        epoch, sampling = self.epoch, self._sampling
+        drawn = None
+        if sampling.draws_gradually:  # if others draw as well, the order cannot be drawn again
+            asked = epoch.place + len(epoch.order.coming) + epoch.order.ended  # for so many batches
+            drawn = {"batches": asked, "witness": drawn_witness(sampling)}
+        return {
+            "witness": epoch.witness,
+            "drawn": drawn,
+            "order_drawn": epoch.order.begun_from is not None,
+            "gone": self._gone and self._gone.copy(),
         }
-        if before:
-            out.update(_plain_first(before))
-        if following:
-            out["next"] = _following(following)
+
+    def _stored(self, kept: list[KeptBatch]) -> tuple[s.State, dict[str, str]]:
+        """Returns the keys that are drawn and not delivered, with the sampler's own state and the generators after
+        them."""
+        epoch, order = self.epoch, self.epoch.order
+        if order.way == KEYS and not order.ended:
+            order.draw_rest()
+        snapshot = order.snapshot()
+        first: KeptBatch | EpochBatches = kept[0] if kept else epoch
+        self._plain = {batch.place: self._plain.get(batch.place) or s.plain_batch(batch.keys) for batch in kept}
+        out: s.State = {
+            "place": first.place,
+            "position": first.position,
+            "drawn": [*self._plain.values(), *self._coming()],
+            "counted": len(kept),
+            "state": snapshot.own.copy(),
+            "ended": order.ended,
+            **_plain_counts(epoch.occurrences),
+        }
+        if snapshot.following:
+            out["witness"] = witness_of(self._sampling.keys_of(*snapshot.following))
         return out, {role: packed_state(state) for role, state in snapshot.generators.items()}
 
-
-def _following(batches: list[list[Key]]) -> s.State:
-    """Returns a hash of the first keys after a snapshot, and how many batches they are from: a resume compares them."""
-    keys: list[Key] = []
-    items = 0
-    while items < len(batches) and len(keys) < ENOUGH:
-        keys, items = keys + batches[items], items + 1
-    return {"items": items, "witness": witness_of(keys)}
+    def _coming(self) -> list[JSON]:
+        """Returns the batches that the order has drawn, and not yet the epoch, as plain data."""
+        order = self.epoch.order
+        if self._rest is None or not order.ended:
+            self._rest = [s.plain_batch(self._sampling.keys_of(item)) for item in order.coming]
+        return self._rest[len(self._rest) - len(order.coming) :]
 
 
 def _plain_counts(occurrences: Occurrences) -> s.State:
-    """Returns how often each key had come, as plain data.
-
-    Raises ValueError for keys that cannot be stored, if samples are seeded by those counts.
-    """
+    """Returns how often each key had come, as plain data. Raises ValueError for keys that cannot be stored."""
     planes, others = occurrences.planes()
-    try:
-        plain = [[s.plain_key(key), count] for key, count in others.items()]
-    except ValueError:
-        if occurrences.used:
-            raise
-        return {"planes": [], "others": [], "counted": False}
-    return {"planes": [[ones, packed(plane)] for ones, plane in planes], "others": plain}
+    return {
+        "planes": [[ones, packed(plane)] for ones, plane in planes],
+        "others": [[s.plain_key(key), count] for key, count in others.items()],
+    }
 
 
-def _plain_first(batches: list[list[Key]]) -> s.State:
-    try:
-        return s.plain_batches(batches)
-    except ValueError as error:
-        raise ValueError(
-            "this epoch can be saved once its first batch has been delivered: a sampler's own state is known only when "
-            f"it has yielded a key, and what came before that must be stored. {error}"
-        ) from None
+def drawn_witness(sampling: Sampling) -> int:
+    """Returns a hash of where the generator stands that an order is drawn from while the epoch runs."""
+    assert sampling.generator is not None
+    return crc32(sampling.generator.get_state().numpy().tobytes())
 
 
-class _Remaining:
-    """The keys that a sampler of unknown kind still yields, as plain data: drawn and made plain once, then only cut.
+def most_drawn_again(loader: Arguments) -> int:
+    """Returns how many keys a resume may draw again: those of a pass over the data set, or as many as samples of a
+    stream.
 
-    It begins where the first save finds the oldest batch that may be asked for; later ones begin further on.
+    How many a sampler yields may be a number that nobody could wait for.
     """
+    return max(MOST_READ_AGAIN, length_of(loader.dataset) or 0)
 
-    def __init__(self, epoch: EpochBatches, sampling: Sampling) -> None:
-        starts = list(epoch.starts)
-        epoch.order.draw_rest()
-        batches = [start.keys for start in starts] + [sampling.keys_of(item) for _, item in epoch.order.coming]
-        before = epoch.occurrences.before([key for start in starts for key in start.keys])
-        first: BatchStart | EpochBatches = starts[0] if starts else epoch
-        self._place, self._position, self._epoch = first.place, first.position, epoch
-        self._plain = s.plain_batches(batches)
-        self._batches = self._plain["drawn"]
-        self._flat = not any(type(key) is list for keys in self._batches for key in keys)
-        self._occurrences = before.count([key for keys in batches for key in keys]) or []
-        self._nested = Snapshot({"nested": states_between(sampling, epoch.order)["nested"]})
 
-    def since(self, starts: list[BatchStart]) -> s.State:
-        """Returns the remaining keys from the first of these batches on. The result is the caller's own."""
-        first: BatchStart | EpochBatches = starts[0] if starts else self._epoch
-        batches = self._batches[first.place - self._place :]
-        return {
-            **self._plain,
-            "place": first.place,
-            "position": first.position,
-            "state": self._nested.copy(),
-            "ended": True,
-            "drawn": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
-            "occurrences": self._occurrences[first.position - self._position :],
-        }
+def check_drawn_again(position: int, below: int, most: int) -> None:
+    """Raises ValueError if a resume draws more than ``most`` keys again, from ``position`` to ``below``."""
+    if below - position > most:
+        raise ValueError(
+            f"state: 'below' tells of {below} samples delivered. Their keys would have to be drawn again from position "
+            f"{position} on, and at most {most} are; give the sampler state_dict() and load_state_dict(), which the "
+            "loader then uses"
+        )
 
 
 def before_epoch(

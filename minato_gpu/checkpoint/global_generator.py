@@ -11,7 +11,6 @@ import torch
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
-from minato_gpu.samples import JSON
 from minato_gpu.sampling.packing import packed
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.util.messages import say_once
@@ -38,60 +37,33 @@ def plain() -> str:
     return packed(now())
 
 
-def _set(state: bytes | None) -> None:
-    if state is not None:
-        torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def _checked(state: dict[str, JSON], name: str) -> bytes | None:
-    return None if state.get(name) is None else s.generator_state(state, name).numpy().tobytes()
+def _checked(state: s.State) -> torch.Tensor | None:
+    return None if state.get("global") is None else s.generator_state(state, "global")
 
 
 class GlobalGenerator:
-    """The states of torch's global generator between ``load_state_dict`` and the next ``iter()``."""
+    """The state of torch's global generator between ``load_state_dict`` and the next ``iter()``."""
 
     def __init__(self, loader: Arguments, sampling: Sampling, state: s.State) -> None:
-        saved, self._begun = _checked(state, "global"), _checked(state["source"], "global_at_start")
-        self._at_save = self._saved = saved if concerns(loader, sampling) else None
+        saved = _checked(state)
+        self._saved = saved if concerns(loader, sampling) else None
         self._found = now()
-        self._own: bytes | None = None  # the user's, while it is rewound
 
     def put(self) -> None:
         """Sets the generator to where it stood at the save, unless it has moved since ``load_state_dict``, which is
         logged once."""
-        there = now()
-        if there == self._found:
-            _set(self._saved)
-        elif self._saved not in (None, there):
+        if self._saved is None:
+            return
+        if now() != self._found and now() != self._saved.numpy().tobytes():
             self._saved = None
             say_once(
                 "torch's global generator was drawn from or seeded between load_state_dict() and iter(): it stays as "
                 "it is, so that later epochs, and what else comes from it, are not those of the run that was saved. "
                 "Call load_state_dict() just before iter(), or set the generator to where it was then"
             )
+        self.put_again()
 
-    def rewind(self) -> bool:
-        """Sets the generator to where it stood as the epoch began, until ``put_again``.
-
-        Returns whether that is known.
-        """
-        self._own = now() if self._saved is None else None
-        _set(self._begun)
-        return self._begun is not None
-
-    def put_again(self, *, drew: bool = False) -> None:
-        """Undoes ``rewind``. ``drew``: a stream has drawn from the generator while it was read again.
-
-        Raises ValueError if rereading left the generator elsewhere than at the save: others had drawn between the
-        stream's batches, so what was dropped need not be what was delivered.
-        """
-        there = now()
-        _set(self._own if self._saved is None else self._saved)
-        if drew and self._begun is not None and self._at_save not in (None, there):
-            raise ValueError(
-                "the state cannot be taken up: its iterable data set has no state of its own, so that what was "
-                "delivered of it is read again and dropped; it draws from torch's global generator, and so did others "
-                "(training, say) between its batches. It may yield other samples now, and some would be lost and "
-                "others come twice. Give the data set, or its iterator, state_dict() and load_state_dict(), or let it "
-                "draw from a generator of its own"
-            )
+    def put_again(self) -> None:
+        """Sets the generator there once more: a sampler or a stream may have drawn from it as it was taken up."""
+        if self._saved is not None:
+            torch.default_generator.set_state(self._saved)

@@ -1,10 +1,11 @@
-"""Merges the states of all ranks of a distributed job, and splits a merged state for any number of ranks.
+"""Merges the states of all ranks of a distributed job into one, for any number of ranks.
 
-``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. A merged
-state holds the states of all ranks. The same number of ranks goes on from its own each. After a change of their number
-the union of what was delivered is removed from the whole order (it is *gone*), and the rest is dealt out anew, and so
-on for every further change. Entries that only filled up the last round are not kept: they are repetitions, and ranks
-fill up their own.
+``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. In a merged
+state the union of what was delivered is removed from the whole order (it is *gone*); the rest is dealt out anew, and so
+on for every further merge. With as many ranks that stood at the same step, each goes on where it was. Entries that only
+filled up the last round are not kept: they are repetitions, and ranks fill up their own.
+
+The streams of a ``ShardedDataset`` are kept for each rank; as many ranks go on with their own, others share them out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from minato_gpu.sampling.packing import packed
 from minato_gpu.sampling.samplers import Sampling, attribute_of
 from minato_gpu.util.numbers import is_whole
 
+_MOST_RANKS = 1 << 20
+_MOST_ENTRIES = 1 << 36
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
-_OF_STREAMS = "turn", "streams", "shared_seed", "global_at_start"
+_OF_A_RANK = "rank", "witness", "gone", "turn", "streams", "shared_seed"
 _SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
 
@@ -50,15 +53,17 @@ def rank_of(sampling: Sampling) -> s.State | None:
     }
 
 
+# --- merging --------------------------------------------------------------------------------------------------
+
+
 @s.within_depth()
 def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     """Returns one state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
-    Its number of ranks may be another, where all ranks had the same base seed (``torch.manual_seed``, or equal
-    ``generator``): then samples keep their content. Needs torch's ``DistributedSampler``, on a map-style data set, or a
-    ``ShardedDataset``. What was delivered counts for all ranks together. Each rank goes on with its own count of
-    failures (``max_failures``); another number of ranks shares out the sum of all, and has torch's global generator set
-    where it stood alike on all.
+    Its number of ranks may be another. All ranks must have had the same base seed (``torch.manual_seed``, or equal
+    ``generator``): then samples keep their content. Within an epoch this needs torch's ``DistributedSampler``, on a
+    map-style data set, or a ``ShardedDataset``. What was delivered, and failed (``max_failures``), counts for all ranks
+    together. torch's global generator is set only where it stood alike on all.
 
     Args:
         states: what ``state_dict`` of each rank's loader returned, in any order.
@@ -70,33 +75,30 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     if not all_:
         raise ValueError("merge_state_dicts() needs the states of all ranks, got none")
     first = all_[0]
-    for other in all_[1:]:
-        for name in ("begun", "epoch", "kind"):
-            if other[name] != first[name]:
-                raise ValueError(
-                    f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
-                    "ranks must be saved at the same step"
-                )
-    if first["kind"] == "merged":  # loaded, and saved before the next iter()
-        if _all_alike(all_):
-            return first
-        raise ValueError("merge_state_dicts(): these are merged already, and not alike; load one of them on all ranks")
+    for name in ("begun", "epoch", "kind"):
+        if any(other[name] != first[name] for other in all_):
+            values = ", ".join(str(each) for each in dict.fromkeys(state[name] for state in all_))
+            raise ValueError(f"merge_state_dicts(): the states differ in {name!r} ({values}); save all at one step")
     rank = first["source"].get("rank")
-    alone = first["kind"] == "map" and s.alike(rank, {"replicas": 1, "rank": 0})  # by no DistributedSampler
-    undealt = rank is None or alone
-    if len(all_) == 1 and (undealt or not first["begun"]):
+    if _is_merged(rank) and _all_alike(all_):  # loaded, and saved before the next iter()
         return first
-    by_rank = _begun(all_) if first["begun"] else _between(all_)
-    return {name: first[name] for name in ("format", "version", "epoch", "begun")} | {
-        "kind": "merged",
-        "ranks": by_rank,
-    }
+    undealt = rank is None or (first["kind"] == "map" and s.alike(rank, {"replicas": 1, "rank": 0}))
+    if len(all_) == 1 and undealt:
+        return first
+    merged = _begun(all_) if first["begun"] else _between(all_)
+    if not _all_alike([{name: state[name] for name in _SEEDS} for state in all_]):
+        raise ValueError(
+            "merge_state_dicts(): the ranks have other seeds or generators, so that another number of ranks could not "
+            "go on with the same samples. Give all ranks the same seed (torch.manual_seed(), or a generator) before "
+            "their first iter(); or let every rank resume from its own state, with as many ranks"
+        )
+    return merged if _all_alike([state.get("global") for state in all_]) else {**merged, "global": None}
 
 
-def _begun(states: list[s.State]) -> list[s.State]:
-    """Returns the states in the order of their ranks.
+def _begun(states: list[s.State]) -> s.State:
+    """Merges states in the middle of an epoch.
 
-    Raises ValueError if some are missing, or their samplers differ.
+    Raises ValueError if some ranks are missing, or their samplers differ.
     """
     shares = [_share(state) for state in states]
     replicas, ranks = shares[0]["replicas"], [share["rank"] for share in shares]
@@ -104,38 +106,29 @@ def _begun(states: list[s.State]) -> list[s.State]:
         raise ValueError(
             f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {sorted(ranks)}"
         )
-    differs = ("rank", "witness", *_OF_STREAMS)
-    source = {name: value for name, value in states[0]["source"].items() if name not in differs}
-    for state, share in zip(states, shares, strict=True):
-        same = s.alike({name: state["source"].get(name) for name in source}, source)
-        if not same or not s.alike({**share, "rank": 0}, {**shares[0], "rank": 0}):
-            raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
-    return [states[ranks.index(rank)] for rank in range(replicas)]
+    same = [{name: value for name, value in state["source"].items() if name not in _OF_A_RANK} for state in states]
+    gone = [state["source"].get("gone") for state in states]
+    if not (_all_alike(same) and _all_alike(gone) and _all_alike([{**share, "rank": 0} for share in shares])):
+        raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
+    states = [states[ranks.index(rank)] for rank in range(replicas)]
+    source = {**same[0], "rank": {**shares[0], "replicas": None, "rank": None}}
+    if states[0]["kind"] == "iterable":
+        source["ranks"] = [{name: state["source"].get(name) for name in _OF_A_RANK[3:]} for state in states]
+        return {**states[0], "source": source}
+    parts = [s.mapping(state, "progress") for state in states]
+    source["gone"] = _with_shares(gone[0], parts, s.number(source, "length", largest=_MOST_ENTRIES))
+    failed = sum(s.positions_of(part).failed for part in parts)
+    return {**states[0], "source": source, "progress": {"batches": 0, "below": 0, "above": "", "failed": failed}}
 
 
-def _between(states: list[s.State]) -> list[s.State]:
-    """Returns states between two epochs in the order of their ranks, if these are known.
-
-    Raises ValueError if one rank's own state, of its sampler or its streams, differs from the others'.
-    """
-    if any(state["source"].get("streams") is not None for state in states):
+def _between(states: list[s.State]) -> s.State:
+    """Merges states between two epochs. Raises ValueError if one rank's own, of its sampler or its streams, differs."""
+    source = {**states[0]["source"], "rank": None}
+    if source.get("streams") is not None or any(state["source"].get("streams") is not None for state in states):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
     if not _all_alike([state["source"].get("state") for state in states]):
         raise ValueError("merge_state_dicts(): the ranks' samplers have other states; every rank resumes from its own")
-    shares = [state["source"].get("rank") for state in states]
-    ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
-    if sorted(map(repr, ranks)) == sorted(map(repr, range(len(states)))):
-        return [states[ranks.index(rank)] for rank in range(len(states))]
-    if not _all_alike([_seeds(state) for state in states]):
-        raise ValueError(
-            "merge_state_dicts(): the ranks have other generators or seeds, and their samplers do not tell their "
-            "ranks; every rank resumes from its own state"
-        )
-    return states
-
-
-def _seeds(state: s.State) -> s.State:
-    return {name: state[name] for name in _SEEDS}
+    return {**states[0], "source": source}
 
 
 def _all_alike(values: Sequence[Value]) -> bool:
@@ -143,91 +136,75 @@ def _all_alike(values: Sequence[Value]) -> bool:
 
 
 def _share(state: s.State) -> Mapping[str, JSON]:
+    """Returns which share of the order a state is of. Raises ValueError if it cannot be merged with others."""
     source = state["source"]
-    deals = state["kind"] == "iterable" or (state["kind"] == "map" and source.get("way") == REPLAY)
-    if not deals or source.get("rank") is None:
+    deals = state["kind"] == "iterable" or source.get("way") == REPLAY
+    if not deals or source.get("rank") is None or _is_merged(source["rank"]):
         raise ValueError(
             "merge_state_dicts() can share out again only what torch's DistributedSampler dealt out, on a map-style "
             "data set, or a minato_gpu.ShardedDataset; with any other sampler or iterable data set, every rank resumes "
             "from its own state"
         )
     share = s.mapping(source, "rank")
-    s.number(share, "replicas", 1, 1 << 20)
+    s.number(share, "replicas", 1, _MOST_RANKS)
     s.number(share, "rank", 0, share["replicas"] - 1)
     return share
 
 
+def _is_merged(share: JSON) -> bool:
+    return isinstance(share, Mapping) and share.get("replicas", share) is None
+
+
+# --- loading --------------------------------------------------------------------------------------------------
+
+
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
     """Returns what a (merged) state means for this loader's rank. Raises ValueError if it belongs to another rank."""
-    mine = rank_of(sampling)
-    if state["kind"] == "merged":
-        ranks = [s.check(s.mapping({"ranks": part}, "ranks")) for part in s.sequence(state, "ranks")]
-        alike = ("map",) if not ranks or ranks[0]["kind"] == "map" else ("iterable",)
-        if not ranks or not all(part["kind"] in alike and part["begun"] == state["begun"] for part in ranks):
-            raise ValueError("state: 'ranks' must hold the states of all ranks at one step")
-        own = ranks[mine["rank"]] if mine is not None and len(ranks) == mine["replicas"] else None
-        if own is None or mine is None or _said(own) != _said_of(mine):
-            return _dealt_anew(ranks, mine, sampling)
-        same = not state["begun"] or s.alike(own["source"]["rank"].get("drop_last"), mine.get("drop_last"))
-        return for_rank(own, sampling) if same else _dealt_anew(ranks, mine, sampling)
-    saved = state["source"].get("rank")
-    if saved is not None and mine is not None and _said(state) != _said_of(mine):
+    mine, source = rank_of(sampling), state["source"]
+    saved = source.get("rank")
+    if _is_merged(saved):
+        return _dealt_anew(state, mine, sampling)
+    if not isinstance(saved, Mapping) or mine is None:
+        return state
+    if _said(saved) != _said(mine):
         if not state["begun"]:
             return {**state, "global": None}
         advice = "every rank resumes from its own state, with as many ranks"
         if "seed" in mine or sampling.iterable:
             advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
         raise ValueError(
-            f"the state is one of rank {_said(state)}, and this loader's "
-            f"{'data set' if sampling.iterable else 'sampler'} is rank {_said_of(mine)}; {advice}"
+            f"the state is one of rank {_said(saved)}, and this loader's "
+            f"{'data set' if sampling.iterable else 'sampler'} is rank {_said(mine)}; {advice}"
         )
-    if isinstance(saved, Mapping) and mine is not None and state["begun"]:
+    if state["begun"]:
         _match(saved, mine, mine)
     return state
 
 
-def _dealt_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) -> s.State:
-    """Returns what the states of ranks mean for another number of ranks.
-
-    Raises ValueError if they seeded differently.
-    """
-    first = ranks[0]
-    if not _all_alike([_seeds(state) for state in ranks]):
-        raise ValueError(
-            f"the state was merged from {len(ranks)} ranks that had other seeds or generators, so that another number "
-            "of ranks cannot go on with the same samples. Give all ranks the same seed (torch.manual_seed(), or a "
-            "generator) before their first iter(), or resume with as many ranks"
-        )
-    if not _all_alike([state.get("global") for state in ranks]):
-        first = {**first, "global": None}
-    source = {**first["source"], "rank": mine}
-    if not first["begun"]:
-        return {**first, "source": source}
-    if first["kind"] == "iterable":
-        return {**first, "source": {**source, **_streams_anew(ranks, mine, sampling)}}
+def _dealt_anew(state: s.State, mine: s.State | None, sampling: Sampling) -> s.State:
+    """Returns this rank's share of a merged state, in the middle of an epoch."""
+    source = {**state["source"], "rank": mine}
+    if state["kind"] == "iterable":
+        return {**state, "source": {**source, **_streams_of(state["source"], mine, sampling)}}
     if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
-    shares = [_share(state) for state in ranks]
-    if any(share["rank"] != rank or share["replicas"] != len(ranks) for rank, share in enumerate(shares)):
-        raise ValueError(f"state: 'ranks' does not hold one state of each of {len(ranks)} ranks")
-    _match(shares[0], mine, ("shuffle", "seed"))
-    whole: Value = sampling.inner.dataset
-    parts = [s.mapping(state, "progress") for state in ranks]
-    failed, rest = divmod(sum(s.positions_of(part).failed for part in parts), mine["replicas"])
-    source.update(witness=None, gone=_with_shares(gone_of(source, sampling), parts, len(whole)))
-    progress = {"batches": 0, "below": 0, "above": "", "failed": failed + (mine["rank"] < rest)}
-    return {**first, "source": source, "progress": progress}
+    _match(state["source"]["rank"], mine, ("shuffle", "seed"))
+    progress = s.mapping(state, "progress")
+    failed, rest = divmod(s.positions_of(progress).failed, mine["replicas"])
+    return {**state, "source": source, "progress": {**progress, "failed": failed + (mine["rank"] < rest)}}
 
 
-def _streams_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) -> s.State:
-    """Returns what is left of the streams of all ranks, shared out among another number of ranks.
+def _streams_of(source: Mapping[str, JSON], mine: s.State | None, sampling: Sampling) -> s.State:
+    """Returns the streams of this rank; for another number of ranks one, which its workers share: its part of all.
 
-    It is one stream, which this rank's workers share. Raises ValueError if no rank is known, or the data set does not
-    share out its states.
+    Raises ValueError if no rank is known, or the data set does not share out its states.
     """
     if mine is None or not sampling.iterable:
         raise ValueError("a merged state of an iterable data set needs one that tells its rank: a ShardedDataset")
-    every = [place for state in ranks for place in places_of(state["source"], sampling.stream)]
+    ranks = [s.mapping({"ranks": part}, "ranks") for part in s.sequence(source, "ranks")]
+    if len(ranks) == mine["replicas"]:
+        return dict(ranks[mine["rank"]])
+    every = [place for part in ranks for place in places_of(part, sampling.stream)]
     shares = shared_out(every, sampling.stream, mine["replicas"], "to be shared out among {} ranks")
     return {"turn": 0, "streams": plain_places([shares[mine["rank"]]])}
 
@@ -237,6 +214,10 @@ def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[
         if not s.alike(saved.get(name), mine[name]):
             was = f"{name}={s.quoted(saved.get(name))}"
             raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
+
+
+def _said(share: Mapping[str, JSON]) -> str:
+    return s.quoted(share.get("rank")) + " of " + s.quoted(share.get("replicas"))
 
 
 def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
@@ -257,14 +238,6 @@ def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
     return {"below": s.number(gone, "below"), "above": packed(s.unpacked(gone, "above"))}
 
 
-def _said(state: s.State) -> str:
-    return _said_of(state["source"].get("rank"))
-
-
-def _said_of(share: JSON) -> str:
-    return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
-
-
 def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[Key]:
     """Returns this rank's share of what is left of the sampler's order, in that order."""
     whole: DistributedSampler[Value] = DistributedSampler(
@@ -275,6 +248,9 @@ def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[
     left = np.flatnonzero(~_mask(gone, len(order)))
     mine = orders.share(left, sampler.rank, sampler.num_replicas, drop_last=sampler.drop_last)
     return [order[entry] for entry in mine.tolist()]
+
+
+# --- entries of the whole order ---------------------------------------------------------------------------------
 
 
 def _with_shares(gone: Mapping[str, JSON] | None, parts: Sequence[Mapping[str, JSON]], count: int) -> s.State:
@@ -291,7 +267,7 @@ def _with_shares(gone: Mapping[str, JSON] | None, parts: Sequence[Mapping[str, J
 def _mask(delivered: Mapping[str, JSON], count: int) -> NDArray[np.bool_]:
     """Returns for each of ``count`` positions whether it was delivered: ``below`` a line, or its bit ``above`` it is
     set."""
-    mask, below = np.zeros(count, np.bool_), delivered["below"]
+    mask, below = np.zeros(count, np.bool_), s.number(delivered, "below")
     above = np.frombuffer(s.unpacked(delivered, "above"), np.uint8)
     mask[:below] = True
     mask[below : below + 8 * len(above)] = np.unpackbits(above, bitorder="little")[: max(0, count - below)]

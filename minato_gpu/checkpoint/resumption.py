@@ -1,4 +1,8 @@
-"""Turns a state into an epoch that goes on where another left off."""
+"""Turns a state into an epoch that goes on where another left off.
+
+A state may come from any file: what can be checked is checked as it is loaded, and what only the sampler can tell while
+its order is drawn (sampling/epoch_batches.py).
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,27 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint import checks, ranks
+from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.cursor import Cursor
+from minato_gpu.checkpoint.cursor import Cursor, check_drawn_again, drawn_witness, most_drawn_again
 from minato_gpu.checkpoint.global_generator import GlobalGenerator
 from minato_gpu.checkpoint.streams import check_streams, explain_reading, resumed_streams, starts_between
 from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.lanes.streams import StreamState
-from minato_gpu.samples import JSON, Key, Value
+from minato_gpu.samples import JSON, Key, Value, name_of
 from minato_gpu.sampling import order as orders
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches
+from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.order import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
 
 _CUTTING = ("batch_size", "drop_last")
+_MOST_PLANES = 255  # indices that come more often are counted in 'others'
+_ANOTHER_ORDER = (
+    "the sampler yields another order than when the state was saved; data set, sampler and its seed must be the same"
+)
 
 
 def begin_epoch(
@@ -41,12 +51,10 @@ def begin_epoch(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators()
-        epoch = resumption.epoch(loader)
+        epoch = resumption.epoch(loader, batches)
         if epoch.streams is None and epoch.order.way != REPLAY:
             resumption.globals.put_again()  # a sampler may draw as it is iterated, whether that is its order or not
-        cursor = Cursor(loader, epoch, workers, resumption.gone)
-        cursor.global_at_start = resumption.state["source"].get("global_at_start")
-        return cursor
+        return Cursor(loader, epoch, workers, resumption.gone)
     epoch = EpochBatches(loader, number, seed, orders.fresh_order(sampling, batches))
     if sampling.iterable:
         epoch.streams = WorkerStreams(max(1, loader.num_workers))
@@ -69,8 +77,6 @@ class Resumption:
         self.number: int = self.state["epoch"]
         self.begun: bool = self.state["begun"]
         self._between = not self.begun  # the state is one of a loader between two epochs
-        self._stored: list[list[Key]] = []
-        self._counted: checks.Counted = ([], {})
         # what was delivered of the whole order, before it was dealt out to these ranks
         self.gone: s.State | None = None
         self.starts: list[StreamState] = []  # starts of an iterable data set's streams
@@ -93,22 +99,45 @@ class Resumption:
             self.starts = check_streams(source, loader.dataset, loader.num_workers, loader.batch_size or 1)
             return None
         self._agree("sampler", *_CUTTING)
-        replays = s.choice(source, "way", (STATE, REPLAY, KEYS)) == REPLAY
-        if replays:  # any other may not hold to its length, or vary it
-            self._agree("length")
-        if replays and not self._sampling.replays:
-            raise ValueError("the state says that the order can be drawn again, but this sampler gives no such promise")
         self.delivered = s.positions_of(s.mapping(self.state, "progress"))
-        checks.match_progress(loader, self.delivered, self._sampling, source)
-        if not replays:
-            self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)
-        elif source.get("order_drawn") is not None:
+        replays = s.choice(source, "way", (STATE, REPLAY, KEYS)) == REPLAY
+        if replays:
+            self._agree("length")  # any other may not hold to its length, or vary it
+            if not self._sampling.replays:
+                raise ValueError(
+                    "the state says that the order can be drawn again, but this sampler gives no such promise"
+                )
             s.choice(source, "order_drawn", (True, False))
-        position = 0 if replays else source["position"]
-        checks.check_drawn_again(position, self.delivered.low, checks.most_drawn_again(loader))
+            self._check_delivered(loader)
+            position = 0
+        else:
+            self._check_delivered(loader)
+            self._stored = _Stored(source, self.delivered, self._sampling)
+            position = source["position"]
+        check_drawn_again(position, self.delivered.low, most_drawn_again(loader))
         self.gone = ranks.gone_of(source, self._sampling)
         given = source.get("set_epoch") is not None and self._sampling.sampler_epoch is not None
         return s.number(source, "set_epoch") if given else None
+
+    def _check_delivered(self, loader: Arguments) -> None:
+        """Checks that batches and samples fit together, and that a loader can fill an order with gaps."""
+        delivered, source, sampling = self.delivered, self.state["source"], self._sampling
+        if delivered.above and (loader.in_order or loader.max_lateness == 0 or loader.num_workers == 0):
+            raise ValueError(
+                "the state was saved with batches delivered out of order, which a loader in strict order cannot go on "
+                "with; pass in_order=False and num_workers=1 or more"
+            )
+        if sampling.size is None:
+            return
+        length = sampling.describe()["length"] if source["way"] == REPLAY else None
+        samples, batches, size = delivered.samples, delivered.batches, sampling.size
+        if length is not None and delivered.top > length:
+            raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
+        length = None if source.get("rank") is not None else length  # one rank's share is not what the sampler tells
+        short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
+        short = short and not delivered.above  # all that came before it
+        if samples != batches * size and not short:
+            raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
 
     def _agree(self, *names: str) -> None:
         source, mine = self.state["source"], self._sampling.describe()
@@ -168,7 +197,7 @@ class Resumption:
         orders.load_ended(self._sampling, _own(s.mapping(self.state["source"], "state")), self._generators())
         self.globals.put_again()  # the sampler may have drawn as it was iterated
 
-    def epoch(self, loader: Arguments) -> EpochBatches:
+    def epoch(self, loader: Arguments, batches: Iterator[Value]) -> EpochBatches:
         """Returns the rest of the epoch. Raises ValueError if the loader's sampler yields another order."""
         saved, number, seed = self.state["source"], self.number, self.state["seed"]
         if self.state["kind"] == "iterable":
@@ -178,50 +207,110 @@ class Resumption:
             epoch = EpochBatches(loader, number, seed, Order(iter(())))
             epoch.streams = resumed_streams(saved, self.starts)
             return epoch
-        replays = saved["way"] == REPLAY
-        order = self._replayed(saved) if replays else self._from_state(saved)
-        begin: dict[str, int] = {} if replays else {name: saved[name] for name in ("place", "position")}
+        if saved["way"] == REPLAY:
+            epoch = EpochBatches(loader, number, seed, self._replayed(saved, batches), delivered=self.delivered)
+            epoch.skip()
+            self._check_replayed(loader, epoch, saved)
+            return epoch
+        begin = {name: saved[name] for name in ("place", "position")}
+        order = self._stored.order(self._sampling, self._generators())
         epoch = EpochBatches(loader, number, seed, order, delivered=self.delivered, **begin)
-        if epoch.occurrences.used and saved.get("counted") is False:
-            raise ValueError(
-                "the state was saved without workers and holds no count of the keys that have come, which cannot be "
-                "stored; a loader with workers or a pipeline needs that: pass num_workers=0"
-            )
-        epoch.occurrences.restore(*self._counted)
-        if saved.get("checksum") is not None:
-            checksum = s.mapping(saved, "checksum")
-            epoch.expected = s.number(checksum, "below"), s.number(checksum, "crc")
+        self._stored.restore(epoch)
         epoch.skip()
-        witness = saved.get("witness")
-        if epoch.witness is not None and witness is not None and not s.alike(epoch.witness, witness):
-            raise ValueError(
-                "the sampler yields another order than when the state was saved; data set, sampler and its seed must "
-                "be the same"
-            )
         return epoch
 
-    def _replayed(self, saved: Mapping[str, JSON]) -> Order:
-        begun_from = dict(self.state["generators"])
+    def _replayed(self, saved: Mapping[str, JSON], batches: Iterator[Value]) -> Order:
+        sampling, begun_from = self._sampling, dict(self.state["generators"])
         if self.gone is not None:
-            keys = ranks.dealt(self._sampling.inner, self.gone)
-            return Order(self._sampling.cut(keys), begun_from=begun_from)
-        default = self._generators().get("default") if self._sampling.uses_default_generator else None
-        drawn = saved.get("order_drawn") is not False
-        return orders.replayed_order(self._sampling, default, begun_from, drawn=drawn)
+            return Order(sampling.cut(ranks.dealt(sampling.inner, self.gone)), begun_from=begun_from)
+        if not saved["order_drawn"]:
+            return orders.fresh_order(sampling, batches)
+        default = self._generators().get("default") if sampling.uses_default_generator else None
+        return orders.replayed_order(sampling, default, begun_from)
 
-    def _from_state(self, saved: Mapping[str, JSON]) -> Order:
+    def _check_replayed(self, loader: Arguments, epoch: EpochBatches, saved: Mapping[str, JSON]) -> None:
+        """Raises ValueError if the sampler draws another order than it did."""
+        witness = saved.get("witness")
+        if epoch.witness is not None and witness is not None and not s.alike(epoch.witness, witness):
+            raise ValueError(_ANOTHER_ORDER)
+        if not self._sampling.draws_gradually or saved.get("drawn") is None:
+            return
+        drawn = s.mapping(saved, "drawn")
+        batches = s.number(drawn, "batches")
+        check_drawn_again(epoch.position, batches * (self._sampling.size or 1), most_drawn_again(loader))
+        epoch.order.fill(batches - epoch.place)
+        if drawn_witness(self._sampling) != s.number(drawn, "witness"):
+            raise ValueError(
+                f"{_ANOTHER_ORDER}. The sampler draws while the epoch runs, so nobody else may draw from its generator "
+                "then: give it one of its own"
+            )
+
+
+class _Stored:
+    """A checked snapshot that begins with stored keys: with all that are left, or with a sampler's state after them.
+
+    Raises ValueError if its parts do not fit together.
+    """
+
+    def __init__(self, source: Mapping[str, JSON], delivered: DeliveredPositions, sampling: Sampling) -> None:
+        place, position, size = s.number(source, "place"), s.number(source, "position"), sampling.size
+        if place > delivered.batches or position > delivered.low:
+            raise ValueError(f"state: place {place} at position {position} lies after what was delivered")
+        if size is not None and not (place - 1) * size < position <= place * size:
+            raise ValueError(f"state: place {place} of batches of {size} is not at position {position}")
+        self._own = _own(s.mapping(source, "state"))
+        self._way: str = source["way"]
+        self._ended = s.choice(source, "ended", (True,) if self._way == KEYS else (True, False))
+        self._witness = None if source.get("witness") is None else s.number(source, "witness")
+        self._batches = s.batches_of(source)
+        self._counted = s.number(source, "counted", largest=len(self._batches))
+        size, short = sampling.size if sampling.batched else 1, self._ended and not sampling.drop_last
+        for number, keys in enumerate(self._batches, 1):
+            last = short and number == len(self._batches)
+            if size is not None and len(keys) != size and not (last and len(keys) < size):
+                raise ValueError(f"state: a stored batch of {len(keys)} keys among batches of {size}")
+        last, end = place + len(self._batches), position + sum(map(len, self._batches))
+        if self._ended and (delivered.batches > last or delivered.top > end):
+            raise ValueError(
+                f"state: {delivered.batches} batches delivered up to position {delivered.top}, and the stored order "
+                f"ends after {last} at {end}"
+            )
+        self._others: dict[Key, int] = {}
+        for pair in s.sequence(source, "others"):
+            key, count = _pair(pair, "others")
+            self._others[name_of(s.key_of(key))] = s.number({"count": count}, "count")
+        if len(planes := s.sequence(source, "planes")) > _MOST_PLANES:
+            raise ValueError(f"state: 'planes' has {len(planes)} entries, {_MOST_PLANES} at most")
+        self._planes = [_plane(*_pair(plane, "planes")) for plane in planes]
+
+    def order(self, sampling: Sampling, generators: Mapping[str, torch.Tensor]) -> Order:
         """Returns the order of what is stored, and after that what the sampler yields from its state."""
-        own = _own(saved["state"])
-        if saved["ended"]:
-            order = orders.order_at_end(self._sampling, own, saved["way"], self._generators())
+        if self._ended:
+            order = orders.order_at_end(sampling, self._own, self._way, generators)
         else:
-            order = orders.order_from_state(self._sampling, own, checks.following(saved))
-        items = self._stored if self._sampling.batched else [key for keys in self._stored for key in keys]
-        order.coming.extendleft((None, item) for item in reversed(items))
+            order = orders.order_from_state(sampling, self._own, self._witness)
+        items = self._batches if sampling.batched else [key for keys in self._batches for key in keys]
+        order.coming.extend(items)
         return order
+
+    def restore(self, epoch: EpochBatches) -> None:
+        """Counts the keys of the epoch as they had come before what is stored."""
+        epoch.occurrences.restore(self._planes, self._others)
+        if self._planes or self._others:
+            epoch.occurrences.uncount([key for keys in self._batches[: self._counted] for key in keys])
 
 
 @s.within_depth()
 def _own(saved: Mapping[str, JSON]) -> Snapshot:
     """Returns a copy of the states of the sampler, its iterator and the sampler in it."""
     return Snapshot({name: saved.get(name) for name in ("sampler", "iterator", "nested")})
+
+
+def _pair(plain: JSON, name: str) -> tuple[JSON, JSON]:
+    if not isinstance(plain, (list, tuple)) or len(plain) != 2:
+        raise ValueError(f"state: {name!r} must hold pairs, got {s.quoted(plain)}")
+    return plain[0], plain[1]
+
+
+def _plane(ones: JSON, bits: JSON) -> Plane:
+    return s.number({"planes": ones}, "planes"), s.unpacked({"planes": bits}, "planes")

@@ -11,7 +11,6 @@ import binascii
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import chain
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.packing import packed
 
-FORMAT, VERSION = "minato_gpu.DataLoader", 4
+FORMAT, VERSION = "minato_gpu.DataLoader", 5
 MOST_ABOVE = 1 << 20  # bytes of bits of positions above the line: eight million samples, more than any window holds
 _LARGEST = (1 << 63) - 1
 _DEPTH = 8
@@ -66,12 +65,9 @@ def check(state: JSON) -> State:
             "minato_gpu that saved it, or begin the epoch anew"
         )
     out = dict(state)
-    choice(out, "kind", ("map", "iterable", "merged"))
+    choice(out, "kind", ("map", "iterable"))
     choice(out, "begun", (True, False))
     number(out, "epoch")
-    if out["kind"] == "merged":
-        sequence(out, "ranks")
-        return out
     for name in ("seed", "workers_seed"):
         number(out, name, largest=(1 << 64) - 1)
     number(out, "workers_epoch", least=-_LARGEST)
@@ -201,44 +197,42 @@ def _bytes_of(value: JSON, name: str) -> bytes:
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def plain_batches(batches: list[list[Key]]) -> State:
-    """Returns ``plain_key`` of the keys of each batch, as new lists, under the name 'drawn'.
+def plain_batch(keys: list[Key]) -> JSON:
+    """Returns ``plain_key`` of the keys of a batch, which no state may change.
 
-    If all are scalars of one NumPy dtype, their values, with the dtype's name said once as 'dtype': an order may have
-    many keys.
+    If all are scalars of one NumPy dtype, their values, with the dtype's name said once: an order may have many keys.
     """
-    classes = set(map(type, chain.from_iterable(batches)))
+    classes = set(map(type, keys))
+    if _AS_THEY_ARE.issuperset(classes):
+        return tuple(keys)
     if len(classes) == 1 and (name := _NAMES.get(classes.pop())) is not None:
-        return {"drawn": [[key.item() for key in keys] for keys in batches], "dtype": name}
-    return {"drawn": [_plain_keys(keys) for keys in batches]}
+        return {"dtype": name, "keys": tuple(key.item() for key in keys)}
+    return tuple(map(plain_key, keys))
 
 
 def batches_of(data: Mapping[str, JSON]) -> list[list[Key]]:
-    """Returns what ``plain_batches`` made plain. Raises ValueError for anything else."""
-    batches = [sequence({"batch": keys}, "batch") for keys in sequence(data, "drawn")]
+    """Returns the batches of 'drawn', each of which ``plain_batch`` made plain. Raises ValueError for anything else."""
+    batches = [_batch_of(plain) for plain in sequence(data, "drawn")]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
-    if data.get("dtype") is None:
-        return [[key_of(key) for key in keys] for keys in batches]
-    name = choice(data, "dtype", _NUMPYS)
-    return [_numpys(name, keys) for keys in batches]
+    return batches
 
 
-def _plain_keys(keys: list[Key]) -> list[JSON]:
-    if _AS_THEY_ARE.issuperset(map(type, keys)):  # a window of them with every save
-        return keys.copy()
-    return [plain_key(key) for key in keys]
+def _batch_of(plain: JSON) -> list[Key]:
+    if isinstance(plain, Mapping):
+        return _numpys(choice(plain, "dtype", _NUMPYS), sequence(plain, "keys"))
+    return [key_of(key) for key in sequence({"batch": plain}, "batch")]
 
 
 def plain_key(key: Key) -> JSON:
-    """Returns a data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
+    """Returns a data set's key as plain data: a number or a string as it is, another as a tuple of a word and the rest.
 
     NumPy's numbers are stored with their dtype. Other numbers and strings of classes that are not Python's own become
     those, of the same ``key_digest``. Raises ValueError for a key that cannot be stored.
     """
     if isinstance(key, np.generic):
         if (name := _NAMES.get(type(key))) is not None:
-            return [name, key.item()]
+            return name, key.item()
         key = key.item()
     if type(key) in _AS_THEY_ARE:
         return key
@@ -247,15 +241,14 @@ def plain_key(key: Key) -> JSON:
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, NoSample):
-        return ["none"]
+        return ("none",)
     if isinstance(key, bytes):
-        return ["bytes", packed(key)]
+        return "bytes", packed(key)
     if type(key) in (tuple, list):
-        return [type(key).__name__, *(plain_key(part) for part in key)]
+        return type(key).__name__, *map(plain_key, key)
     raise ValueError(
         f"the sampler's order cannot be stored: key {quoted(key)} is a {type(key).__name__}, and only numbers, "
-        "strings, bytes, tuples and lists can be. Give the sampler state_dict() and load_state_dict(); the loader "
-        "uses them"
+        "strings, bytes, tuples and lists can be. Let the sampler yield such keys (indices of a list of others, say)"
     )
 
 

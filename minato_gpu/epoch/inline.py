@@ -20,7 +20,6 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint import global_generator
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.epoch.delivery import EpochIterator
@@ -31,7 +30,6 @@ from minato_gpu.lanes.streams import Stream
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Ticket, Value, add_note
 from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
-from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
@@ -40,25 +38,13 @@ class InlineIterator(EpochIterator):
     """The iterator of one epoch in the main process (``num_workers=0``)."""
 
     def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
-        begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
-        at_start = global_generator.plain() if iterable and not begun else None
-        # resuming: set torch's global generator back to where the epoch began, as an opened stream may draw from it
-        rewound = resumption is not None and begun and resumption.globals.rewind()
-        try:
-            # the seed: drawn anew (None) if it comes from the global generator that has just been set back
-            known = begun and not (rewound and loader.generator is None)
-            super().__init__(loader, session.base_seed if known else None)
-            if loader.timeout != 0:
-                raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
-            cursor, batches = self._begin(loader, session, epoch, resumption)
-        except BaseException:
-            if resumption is not None and begun:
-                resumption.globals.put_again()
-            raise
-        if at_start is not None:
-            cursor.global_at_start = at_start
-        elif resumption is not None and isinstance(batches, StreamHere):
-            resumption.globals.put_again(drew=batches.drew)
+        begun = resumption is not None and resumption.begun
+        super().__init__(loader, session.base_seed if begun else None)
+        if loader.timeout != 0:
+            raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
+        cursor, batches = self._begin(loader, session, epoch, resumption)
+        if resumption is not None and isinstance(batches, StreamHere):
+            resumption.globals.put_again()  # the stream may have drawn as it was opened
         session.cursor = cursor
         self._deliver(session.options, batches, cursor)
 
@@ -93,16 +79,13 @@ class StreamHere(Batches):
         start = streams.starts[0] if streams.starts else None
         # a stream that had ended when it was saved is not opened: its saved state is where the next epoch begins
         self._stream = stream = None if streams.left else Stream(job, start, samples)
-        drew = set[str]() if stream is None or stream.ended else stream.drew
-        if others := sorted(drew - {"torch"}):
+        if stream is not None and not stream.ended and stream.drew:
             raise ValueError(
                 "the state cannot be taken up: its iterable data set has no state of its own, so that it is read "
-                f"again, and draws from {others[0]}'s global generator, which is in no state: others would come. "
-                "Give the data set, or its iterator, state_dict() and load_state_dict(), or let it draw from torch's "
-                "global generator, or one of its own"
+                f"again, and draws from {min(stream.drew)}'s global generator, so that others would come. Give the "
+                "data set, or its iterator, state_dict() and load_state_dict(), or a generator of its own; or pass "
+                "num_workers=1, as a worker's generators begin alike"
             )
-        # whether reading the stream again drew from torch's global generator after the stream's first batch
-        self.drew = bool(drew)
         self._streams = streams
         self._samples = samples
         self.log = log

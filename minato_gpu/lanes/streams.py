@@ -176,8 +176,7 @@ class Stream:
         self, job: Job, start: StreamState | None, samples: int, goes_on: Callable[[], bool] = lambda: True
     ) -> None:
         """``goes_on`` is asked at every sample that is read again; it returns False once the stream is not wanted."""
-        # global generators that a stream without a state drew from while it was read again: torch's, after its first
-        # batch; Python's and NumPy's at all
+        # global generators that a stream without a state drew from while it was read again
         self.drew: set[str] = set()
         self.ended = False
         self.size = 0  # samples that the last batch took, with one that raised
@@ -202,16 +201,14 @@ class Stream:
             kind, state, _ = pickle.loads(start.state)
             if kind == "iterator" or start.within_itself:
                 self.samples.load_state_dict(state)  # type: ignore[union-attr]
-        dropped, delivered, first = 0, start.again * samples, dict[str, Value]()
-        for number in range(start.again):
+        dropped, delivered = 0, start.again * samples
+        for _ in range(start.again):
             data = self._batch_again(samples, goes_on)
             dropped += len(data)
             if not goes_on():
                 raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
             if stood and data and self._job.own_collate:
                 self._check_collate(data)
-            if number == 0 and stood:
-                first = _global_states()
             if len(data) < samples:
                 break
         if delivered and dropped + samples <= delivered:
@@ -219,7 +216,7 @@ class Stream:
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
                 "samples; it belongs to another data set"
             )
-        self.drew = _moved(first) | (_moved(stood) - {"torch"})
+        self.drew = _moved(stood)
         self.ended = start.ended or dropped < delivered
 
     def _batch_again(self, samples: int, goes_on: Callable[[], bool]) -> list[Value]:

@@ -1,4 +1,4 @@
-"""The batches of one epoch: keys, positions and occurrences, and the batch starts that a save needs."""
+"""The batches of one epoch: keys, positions and occurrences, and those that a save needs once more."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from collections.abc import Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
-from zlib import crc32
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.samples import Key, Position, witness_of
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
-from minato_gpu.sampling.order import REPLAY, STATE, Order, SamplerSnapshot
+from minato_gpu.sampling.order import REPLAY, Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling.spans import Span
-
-_DENSE = 8
-"""The number of last delivered batches of which every snapshot is kept; of those before, one in ``_SPARSE``."""
-_SPARSE = 16
 
 
 class Drawn(NamedTuple):
@@ -35,12 +30,11 @@ class Drawn(NamedTuple):
     left: tuple[Span, ...] | None = None
 
 
-class BatchStart(NamedTuple):
-    """The beginning of a drawn batch in the sampler's order, with the sampler's state before it was drawn, if kept."""
+class KeptBatch(NamedTuple):
+    """A drawn batch of an order that cannot be replayed, for saves."""
 
     place: int  # its number in the order
     position: int  # position of its first key
-    snapshot: SamplerSnapshot | None
     keys: list[Key]
 
 
@@ -78,12 +72,8 @@ class EpochBatches:
         self.place = place
         self.position = position
         self.delivered = delivered or DeliveredPositions()
-        # of an order that cannot be replayed: drawn batches that are not delivered, oldest first, and those before them
-        # back to a snapshot
-        self.starts: deque[BatchStart] = deque()
-        # position, and checksum of all keys before it, of an order that is drawn while the epoch runs
-        self.checksums = deque([(0, 0)] if sampling.draws_gradually else [])
-        self.expected: tuple[int, int] | None = None  # position and checksum from an earlier run, to be compared
+        # of an order that cannot be replayed: drawn batches that are not delivered, or may be taken back; oldest first
+        self.kept: deque[KeptBatch] = deque()
         self.witness: int | None = None  # hash of the epoch's first keys
         self.streams: WorkerStreams | None = None  # streams of an iterable data set
         self.length = sampling.expected  # samples, as the sampler says
@@ -92,8 +82,6 @@ class EpochBatches:
         self._cut = sampling.size is not None and sampling.batched  # lists that are nobody else's
         self._sampler_epoch = sampling.sampler_epoch
         self._gone = place  # batches drawn that an earlier run has delivered whole
-        self._counted: tuple[int, Occurrences] | None = None  # before an earlier place, as the last save needed it
-        self._sparse = place - _SPARSE  # place of the last snapshot that is kept for longer
 
     @property
     def sampler_epoch(self) -> int | None:
@@ -127,15 +115,13 @@ class EpochBatches:
 
         Raises TypeError for what is no batch; the order then goes on after it.
         """
-        snapshot, item = self.order.coming.popleft()
+        item = self.order.coming.popleft()
         keys = item if self._cut else self._sampling.keys_of(item)
         if self.order.way != REPLAY:
-            self._remember(BatchStart(self.place, self.position, snapshot, keys))
+            self._keep(KeptBatch(self.place, self.position, keys))
         if self.place == 0:
             self.witness = witness_of(keys)
         self.place, self.position = self.place + 1, self.position + len(keys)
-        if self.checksums:
-            self._check_keys(keys)
         return keys, None if self.occurrences.unique else self.occurrences.count(keys)
 
     def _fill(self) -> bool:
@@ -150,60 +136,25 @@ class EpochBatches:
             return True
         kept, end = 0, self.position
         while kept < len(coming) and end < self._before.top:
-            end += len(self._sampling.keys_of(coming[kept][1]))
+            end += len(self._sampling.keys_of(coming[kept]))
             kept += 1
         while len(coming) > kept:
             coming.pop()
         return kept > 0
 
-    def _remember(self, start: BatchStart) -> None:
-        starts, floor = self.starts, self.delivered.floor
-        starts.append(start)
-        at = bisect_right(starts, self.delivered.low, key=_position) - _DENSE
-        if at > 0 and (old := starts[at]).snapshot is not None:
-            if old.place < self._sparse + _SPARSE:
-                starts[at] = old._replace(snapshot=None)
-            else:
-                self._sparse = old.place
-        while (cut := self._superfluous(floor)) is not None:
-            for _ in range(cut):
-                starts.popleft()
-        if self._counted is not None and self._counted[0] < starts[0].place:
-            self._counted = None
+    def _keep(self, batch: KeptBatch) -> None:
+        """Keeps a batch for saves, and no longer those that none can ask for."""
+        kept, floor = self.kept, self.delivered.floor
+        kept.append(batch)
+        while len(kept) > 1 and kept[1].position <= floor:
+            kept.popleft()
 
-    def _superfluous(self, floor: int) -> int | None:
-        """Returns how many of ``starts`` are before the first one that a save can still begin with; None: not any."""
-        needs_snapshot = self.order.way == STATE
-        for at, start in enumerate(islice(self.starts, 1, None), 1):
-            if start.position > floor:
-                return None
-            if start.snapshot is not None or not needs_snapshot:
-                return at
-        return None
-
-    def since(self, position: int) -> list[BatchStart]:
-        """Returns the batches drawn from the last snapshot at or before this position on.
-
-        For an order without snapshots: from the batch that holds the position on.
-        """
-        starts = self.starts
-        first = bisect_right(starts, position, key=_position) - 1
-        while first > 0 and self.order.way == STATE and starts[first].snapshot is None:
-            first -= 1
-        return list(islice(starts, max(0, first), None))
-
-    def occurrences_before(self, starts: list[BatchStart]) -> Occurrences:
-        """Returns how often each key had come before these batches, which are the last that were drawn."""
-        place, counted = starts[0].place if starts else self.place, self._counted
-        if counted is None or counted[0] > place:
-            before = self.occurrences.before([key for start in starts for key in start.keys])
-        else:  # count on from the last save, which costs no look at the window
-            before = counted[1]
-            offset = self.starts[0].place if self.starts else place
-            for start in islice(self.starts, counted[0] - offset, place - offset):
-                before.count(start.keys)
-        self._counted = place, before
-        return before
+    def since(self, position: int) -> list[KeptBatch]:
+        """Returns the drawn batches from the one that holds this position on."""
+        if position == self.position:
+            return []
+        first = bisect_right(self.kept, position, key=_position) - 1
+        return list(islice(self.kept, max(0, first), None))
 
     # --- after a resume ---------------------------------------------------------------------------------------
 
@@ -219,7 +170,7 @@ class EpochBatches:
                     "belongs to another data set or sampler"
                 )
             try:
-                keys = self._sampling.keys_of(self.order.coming[0][1])
+                keys = self._sampling.keys_of(self.order.coming[0])
             except Exception:  # an earlier run has raised it
                 self.order.coming.popleft()
                 continue
@@ -253,15 +204,3 @@ class EpochBatches:
                 f"the state has {before.batches} batches delivered, and its positions are not those of so many; it is "
                 "damaged, or belongs to another sampler"
             )
-
-    def _check_keys(self, keys: list[Key]) -> None:
-        """Raises ValueError if an earlier run had drawn other keys up to here. ``keys`` are the last ones."""
-        checksums = self.checksums
-        checksums.append((self.position, crc32(repr(keys).encode(), checksums[-1][1])))
-        if self.expected is not None and self.expected[0] == self.position and self.expected != checksums[-1]:
-            raise ValueError(
-                f"the sampler's first {self.position} keys are not those that were delivered before it was saved. "
-                "It draws while the epoch runs, so nobody else may draw from its generator then: give it one of its own"
-            )
-        while len(checksums) > 1 and checksums[1][0] <= self.delivered.floor:
-            checksums.popleft()

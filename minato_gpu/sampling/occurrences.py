@@ -22,9 +22,8 @@ _MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
 class Occurrences:
     """Counts of how often each key has come in the epoch so far. Integers below ``length`` take one byte each."""
 
-    def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
-        self.used = used  # samples' draws use the counts; else they are for states only, as far as these can hold them
-        self.unique = unique  # no key comes twice
+    def __init__(self, length: int | None, *, unique: bool) -> None:
+        self.unique = unique  # no key comes twice, or nobody asks
         self._seen = None if unique or length is None or length > _MOST else bytearray(length)
         self._others: Counter[Key] = Counter()
 
@@ -35,16 +34,18 @@ class Occurrences:
         out = [self._one(key) for key in keys]
         return out if any(out) else None
 
-    def before(self, keys: list[Key]) -> Occurrences:
-        """Returns a copy as it was before these keys, which are the last, were counted."""
-        copy = Occurrences(None, unique=self.unique, used=self.used)
-        copy._seen = None if self._seen is None else bytearray(self._seen)
-        copy._others = Counter(self._others)
-        if not self.unique and not copy._uncounted_at_once(keys):
-            for key in keys:
-                copy._uncount(key)
-            copy._others = +copy._others
-        return copy
+    def uncount(self, keys: list[Key]) -> None:
+        """Takes back what ``count`` did for these keys, the last ones. Raises ValueError if they have not come."""
+        for key in [] if self.unique else map(name_of, keys):
+            if isinstance(key, NoSample):
+                continue
+            if self._others[key] > 0:
+                self._others[key] -= 1
+            elif self._is_small(key) and self._seen is not None and self._seen[key]:
+                self._seen[key] -= 1
+            else:
+                raise ValueError(f"state: key {key!r} is stored and has not been counted")
+        self._others = +self._others
 
     def planes(self) -> tuple[list[Plane], dict[Key, int]]:
         """Returns how often each key has come. For integers, plane j has a bit for each that came more than j times."""
@@ -74,32 +75,7 @@ class Occurrences:
             whole[ones : ones + len(plane)] = np.frombuffer(plane, dtype=np.uint8)
             seen = np.frombuffer(self._seen, dtype=np.uint8)
             seen += np.unpackbits(whole, count=len(seen))
-        for key, count in others.items():
-            if self._is_small(key):
-                assert self._seen is not None
-                fits = min(count, 255 - self._seen[key])
-                self._seen[key] += fits
-                count -= fits
-            if count:
-                self._others[key] = count
-
-    def _uncounted_at_once(self, keys: list[Key]) -> bool:
-        """Takes back a window of keys in one step, if all are small integers. Returns whether they are."""
-        if self._seen is None or self._others or not keys or not {int}.issuperset(map(type, keys)):
-            return False
-        indices = np.array(keys)
-        if indices.dtype.kind != "i" or indices.min() < 0 or indices.max() >= len(self._seen):
-            return False
-        np.subtract.at(np.frombuffer(self._seen, dtype=np.uint8), indices, 1)
-        return True
-
-    def _uncount(self, key: Key) -> None:
-        key = name_of(key)
-        if self._others[key]:
-            self._others[key] -= 1
-        elif self._is_small(key):
-            assert self._seen is not None
-            self._seen[key] -= 1
+        self._others.update(others)
 
     def _is_small(self, key: Key) -> bool:
         return self._seen is not None and type(key) is int and 0 <= key < len(self._seen)
@@ -119,12 +95,12 @@ class Occurrences:
 
 
 def occurrences_of(loader: Arguments) -> Occurrences:
-    """Returns the counter of keys for an epoch of this loader."""
-    # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
-    # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
-    seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
-    counts = seeds or not (sampling.iterable or sampling.replays)
-    return Occurrences(length_of(loader.dataset), unique=not counts or sampling.yields_once, used=seeds)
+    """Returns the counter of keys for an epoch of this loader.
+
+    Without workers and pipeline nothing is drawn from a sample's own stream, so nothing is counted.
+    """
+    seeds = loader.num_workers > 0 or loader.pipeline is not None
+    return Occurrences(length_of(loader.dataset), unique=not seeds or Sampling(loader).yields_once)
 
 
 def _trimmed(bits: NDArray[np.uint8]) -> Plane:

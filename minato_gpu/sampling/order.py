@@ -1,15 +1,16 @@
 """One epoch's order: the sampler's batches as they are drawn, and three ways back into the middle of them.
 
-- *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. Its state is taken every
-  ``snapshot_every_n_steps`` batches, and while nobody saves, or where it is large, every sixteenth at most, together
-  with the loader's and the sampler's generators. A resume loads it and draws again what came since, whose keys must be
-  those that came.
+- *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. A save asks for that state, and
+  stores the keys that are drawn and not delivered. It also draws the next batch, whose keys must follow after a resume.
 - *replay*: a sequence, or one of torch's own samplers: it yields the same again from the generators as they were when
   the epoch began. A resume draws everything again.
 - *keys*: any other sampler. A save draws all that it still yields, and stores the keys.
 
 Samplers may apply a state only when they are asked for a key, and report an old one until then (torchdata's
 ``StatefulDistributedSampler`` does). So none is asked for its state between ``iter()`` and its first key.
+
+Decision: a sampler is asked for its state by a save, not every ``snapshot_every_n_steps`` batches. Whoever does not
+save pays nothing, however large the state is, and no state of the past has to be kept.
 """
 
 from __future__ import annotations
@@ -22,24 +23,22 @@ from typing import NamedTuple
 import torch
 
 from minato_gpu.lanes.snapshots import Snapshot
-from minato_gpu.lanes.streams import EVERY, LARGE, is_stateful
-from minato_gpu.samples import Key, Value, witness_of
+from minato_gpu.lanes.streams import is_stateful
+from minato_gpu.samples import Value, witness_of
 from minato_gpu.sampling.packing import packed_states
 from minato_gpu.sampling.samplers import Sampling
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
 """Remaining keys that a state may store; a sampler with more (an endless one, say) must have a state of its own."""
-ENOUGH = 16
-"""Keys that are compared after a resume: ``witness_of`` looks at no more."""
 
 
 class SamplerSnapshot(NamedTuple):
-    """The states of a sampler and of the generators at one moment."""
+    """The states of a sampler and of the generators at one moment, and what the sampler yielded after it."""
 
     own: Snapshot  # states of the sampler, its iterator, and a sampler nested in it, of those that have one
     generators: Mapping[str, torch.Tensor]  # states of generators by role
-    error: str | None = None  # why the states could not be taken
+    following: tuple[Value, ...] = ()  # the next batch (or key); empty if the sampler has ended or raised
 
 
 class Order:
@@ -53,14 +52,11 @@ class Order:
         sampling: Sampling | None = None,
         iterator: Value = None,
         begun_from: dict[str, str] | None = None,
-        known: SamplerSnapshot | None = None,
-        coming: Iterable[tuple[SamplerSnapshot | None, Value]] = (),
+        coming: Iterable[Value] = (),
     ) -> None:
-        """``iterator`` runs over the sampler's keys and may have a state; ``known`` is the state before the first
-        batch, if the sampler was given one."""
+        """``iterator`` runs over the sampler's keys and may have a state."""
         self.way = way
-        # drawn from the sampler, and not yet by the epoch; with the snapshot taken before each, if any
-        self.coming = deque(coming)
+        self.coming = deque(coming)  # drawn from the sampler, and not yet by the epoch
         # of a replayed order: the generators just before it was drawn, packed; None until it is
         self.begun_from = begun_from
         # the sampler has raised StopIteration; it is not asked again, as it may then begin anew
@@ -69,14 +65,10 @@ class Order:
         self.pending: Snapshot | None = None
         self._batches = batches
         self._generators = {} if sampling is None else sampling.generators
-        self._every = 1 if sampling is None else sampling.snapshot_every
         parts = {} if sampling is None else {"sampler": sampling.inner, "iterator": iterator, "nested": sampling.nested}
         self._parts = {name: part for name, part in parts.items() if is_stateful(part)}
-        self._known = known
-        self._replays = False  # there is nothing more to be noted before a batch
-        self._drawn = 0
-        self._latest: int | None = None  # when a snapshot was last taken, in batches; None: the next is due
-        self._saves_until = 0  # in batches; up to there saves are expected
+        self._begun = False  # the sampler has been asked for a key
+        self._ahead: SamplerSnapshot | None = None  # the last save's: what follows it comes after ``coming``
         # raised by the sampler when a save drew ahead: the consumer gets it when it comes there
         self._raised: Exception | None = None
         # the sampler raised when it was last asked: whether anything comes after that is unknown
@@ -84,96 +76,99 @@ class Order:
 
     def fill(self, items: int) -> bool:
         """Draws until ``items`` are ready. Returns False if the sampler ends before. Raises what the sampler raises."""
-        missing = items - len(self.coming)
-        while missing > 0 and not self.ended:
-            if self._raised is not None:
-                raised, self._raised = self._raised, None
-                raise raised
-            before = None if self._replays else self._before_next()
-            try:
-                self.coming.append((before, next(self._batches)))
-                missing -= 1
-            except StopIteration:
-                self.ended = True
-            except Exception:
-                self._failed = True
-                raise
-            self._failed = False
-            if not self._replays:
-                self._drawn += 1
-        return missing <= 0
+        while len(self.coming) < items and not self.ended:
+            if self._ahead is not None:
+                (item,), self._ahead = self._ahead.following, None
+            elif (found := self._draw()) is None:
+                return False
+            else:
+                (item,) = found
+            self.coming.append(item)
+        return len(self.coming) >= items
 
-    def expect_saves(self) -> None:
-        """Takes states as often as asked for, until some batches after this save."""
-        self._saves_until = self._drawn + EVERY
-
-    def fill_to_snapshot(self) -> None:
-        """Draws up to a batch before which a snapshot is taken, if any comes: nothing that is ready has one.
-
-        Raises what ``fill_for_save`` raises.
-        """
-        self._latest = None
-        self.fill_for_save(len(self.coming) + (1 if self._drawn else 2))  # before the first there is no state
-
-    def fill_for_save(self, items: int) -> None:
-        """Draws ahead for a save. An error of the sampler is raised here, and again to whoever draws next."""
-        failed, had = self._failed, len(self.coming)
-        raised, self._raised = self._raised, None
+    def _draw(self) -> tuple[Value] | None:
+        """Returns what the sampler yields next, or None at its end."""
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
+        if self.way == REPLAY and self.begun_from is None:
+            self.begun_from = packed_states(self._generators)
+        self._begun, self._failed = True, False
         try:
-            self.fill(items)
-        except Exception as error:
-            raised = error
+            return (next(self._batches),)
+        except StopIteration:
+            self.ended = True
+            return None
+        except Exception:
+            self._failed = True
             raise
-        finally:
-            self._raised = raised
-        if failed and self.ended and len(self.coming) == had:  # a generator that has raised ends, whatever was left
-            self._failed, self.ended = True, False
-            raise ValueError(
-                "this epoch cannot be saved: the sampler has raised when it was asked for keys ahead of need, and what "
-                "it would yield next is not known"
-            )
 
-    def _before_next(self) -> SamplerSnapshot | None:
-        """Returns the sampler's state before the next batch, if one is to be taken now."""
-        if self.way == REPLAY:
-            if self.begun_from is None:
-                self.begun_from = packed_states(self._generators)
-            self._replays = True
-            return None
-        if self._drawn == 0:
-            return self._known
-        every = self._every if self._drawn < self._saves_until else max(self._every, EVERY)
-        if self.way != STATE or (self._latest is not None and self._drawn - self._latest < every):
-            return None
-        self._latest = self._drawn
-        taken = self.snapshot()
-        if taken.own.nbytes > LARGE:  # copying it takes as long as a batch
-            self._every = max(self._every, EVERY)
-        return taken
+    # --- saving -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> SamplerSnapshot:
-        """Returns the sampler's state after all that was drawn from it."""
-        generators = {role: generator.get_state() for role, generator in self._generators.items()}
-        try:
-            return SamplerSnapshot(
-                Snapshot({name: part.state_dict() for name, part in self._parts.items()}), generators
-            )
-        except Exception as error:  # of interest only to who saves
-            return SamplerSnapshot(Snapshot(None), {}, f"the sampler's state_dict(): {type(error).__name__}: {error}")
+        """Returns the sampler's state after all that is in ``coming``, and draws what follows it.
 
-    def at_end(self) -> SamplerSnapshot:
-        """Returns the sampler's state after the last batch."""
-        taken = self.snapshot()
-        return taken if self.pending is None else taken._replace(own=self.pending, error=None)
+        Raises ValueError if the sampler cannot tell its state, and what it raises before its first key.
+        """
+        if not self._begun and not self.ended:
+            self._draw_for_save(1)
+        if self._ahead is None and not (self.ended or self._failed):
+            taken = self._taken()
+            try:
+                following = self._draw()
+            except Exception as error:  # the consumer's, when it comes there
+                self._raised = error
+                return taken
+            if following is not None:
+                self._ahead = taken._replace(following=following)
+        return self._ahead or self._taken()
+
+    def _taken(self) -> SamplerSnapshot:
+        generators = {role: generator.get_state() for role, generator in self._generators.items()}
+        if self.pending is not None:
+            return SamplerSnapshot(self.pending, generators)
+        try:
+            own = Snapshot({name: part.state_dict() for name, part in self._parts.items()})
+        except Exception as error:
+            said = f"the sampler's state_dict(): {type(error).__name__}: {error}"
+            raise ValueError(f"this epoch cannot be saved: {said}") from error
+        return SamplerSnapshot(own, generators)
 
     def draw_rest(self) -> None:
         """Draws all that is still to come, for a save. Raises ValueError for too many keys."""
-        self.fill_for_save(MOST_KEYS)
+        self._draw_for_save(MOST_KEYS)
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
                 "state_dict() and load_state_dict(), which the loader then uses"
             )
+
+    def _draw_for_save(self, items: int) -> None:
+        """Draws ahead for a save. An error of the sampler is raised here, and again to whoever draws next."""
+        if self._failed:
+            raise ValueError(
+                "this epoch cannot be saved: the sampler has raised when it was asked for keys, and what it would "
+                "yield next is not known. Save once it has yielded another batch, or give it state_dict() and "
+                "load_state_dict()"
+            )
+        try:
+            self.fill(items)
+        except Exception as error:
+            self._raised = error
+            raise
+
+    # --- resuming -----------------------------------------------------------------------------------------------
+
+    def follow(self, snapshot: SamplerSnapshot, sampling: Sampling, witness: int) -> None:
+        """Draws what follows a state that the sampler was given. Raises ValueError if its keys are others than then."""
+        following = self._draw()
+        if following is None or witness_of(sampling.keys_of(*following)) != witness:
+            raise ValueError(
+                f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other "
+                "keys follow. What its state_dict() returns must hold all that its order depends on, the state of a "
+                "random generator among it, as torchdata's samplers do"
+            )
+        self._ahead = snapshot._replace(following=following)
 
 
 def fresh_order(sampling: Sampling, batches: Iterator[Value]) -> Order:
@@ -184,36 +179,21 @@ def fresh_order(sampling: Sampling, batches: Iterator[Value]) -> Order:
     return _order_of(sampling, iter(sampling.inner) if sampling.size is not None else batches)
 
 
-def _order_of(sampling: Sampling, keys: Iterator[Value], known: SamplerSnapshot | None = None) -> Order:
+def _order_of(sampling: Sampling, keys: Iterator[Value]) -> Order:
     way = STATE if is_stateful(sampling.inner) or is_stateful(keys) else KEYS
-    return Order(sampling.cut(keys), way, sampling=sampling, iterator=keys, known=known)
+    return Order(sampling.cut(keys), way, sampling=sampling, iterator=keys)
 
 
-# --- resuming -----------------------------------------------------------------------------------------------
-
-
-class NextKeys(NamedTuple):
-    """A check of the keys that came after a snapshot."""
-
-    items: int  # batches (or keys) that are compared
-    witness: int  # hash of these keys
-
-
-def order_from_state(sampling: Sampling, own: Snapshot, following: NextKeys) -> Order:
+def order_from_state(sampling: Sampling, own: Snapshot, witness: int | None) -> Order:
     """Returns the order that goes on from a sampler's own state, with the generators as they were then.
 
-    Raises ValueError if the sampler takes no such state, or yields other keys than it did.
+    ``witness`` is of the keys that followed; None: unknown. Raises ValueError if the sampler takes no such state, or
+    yields other keys than it did.
     """
-    known = SamplerSnapshot(own, {role: generator.get_state() for role, generator in sampling.generators.items()})
-    order = _order_of(sampling, _loaded(sampling, own), known)
-    order.fill(following.items)
-    keys: list[Key] = [key for _, item in order.coming for key in sampling.keys_of(item)]
-    if len(order.coming) < following.items or witness_of(keys) != following.witness:
-        raise ValueError(
-            f"{type(sampling.inner).__name__} does not go on from its state as it did when that was saved: other keys "
-            "follow. What its state_dict() returns must hold all that its order depends on, the state of a random "
-            "generator among it, as torchdata's samplers do"
-        )
+    generators = {role: generator.get_state() for role, generator in sampling.generators.items()}
+    order = _order_of(sampling, _loaded(sampling, own))
+    if witness is not None:
+        order.follow(SamplerSnapshot(own, generators), sampling, witness)
     return order
 
 
@@ -225,27 +205,22 @@ def order_at_end(sampling: Sampling, own: Snapshot, way: str, generators: Mappin
     return order
 
 
-def replayed_order(
-    sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str], *, drawn: bool
-) -> Order:
+def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str]) -> Order:
     """Returns the order of an epoch once more from its beginning, with the generators as they were then.
 
     ``default_state`` is the global generator's state then, for a sampler that draws from it. That generator is the
-    user's and is left as it is now, unless it is still there and the order had not been ``drawn`` yet (otherwise others
-    may have seeded it alike since). torch's samplers draw when they yield their first key, so that is done here, before
+    user's and is left as it is now. torch's samplers draw when they yield their first key, so that is done here, before
     anybody else can draw.
     """
     batches = sampling.cut(sampling.inner)
     outside = torch.get_rng_state()
-    drawn = drawn or default_state is None or not torch.equal(outside, default_state)
     try:
         if default_state is not None:
             torch.set_rng_state(default_state)
         first = list(islice(batches, 1))
     finally:
-        if drawn:
-            torch.set_rng_state(outside)
-    return Order(batches, begun_from=begun_from, coming=[(None, item) for item in first])
+        torch.set_rng_state(outside)
+    return Order(batches, sampling=sampling, begun_from=begun_from, coming=first)
 
 
 def states_between(sampling: Sampling, order: Order | None) -> dict[str, Value]:

@@ -48,8 +48,6 @@ class Sampling:
         self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)  # nothing is sampled: workers iterate the data set
         self.stream: Value = loader.dataset if self.iterable else None
-        # batches between two states of a sampler that has one; PyTorch's own loader has no such argument
-        self.snapshot_every = max(1, getattr(loader, "snapshot_every_n_steps", 1) or 1)
         # kept in place of the loader: a reference to that would keep its workers alive after the user has dropped it
         self._loader_generator = loader.generator
         if type(batches) is BatchSampler:
@@ -90,8 +88,8 @@ class Sampling:
 
     @property
     def draws_gradually(self) -> bool:
-        """True if an order is drawn piece by piece during the epoch: others may draw from the generator meanwhile."""
-        return type(self.inner) is RandomSampler and not _is_one_pass(self.inner)
+        """True if an order is drawn piece by piece during the epoch, from a generator that others may use, too."""
+        return type(self.inner) is RandomSampler and not _is_one_pass(self.inner) and self.generator is not None
 
     @property
     def nested(self) -> Value:

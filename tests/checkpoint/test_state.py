@@ -104,8 +104,8 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
     [
         ({"format": "other"}, "not a state of minato_gpu.DataLoader"),
         (
-            {"version": 3},
-            "a state of version 3; this minato_gpu reads version 4. Resume with the minato_gpu that saved it",
+            {"version": 4},
+            "a state of version 4; this minato_gpu reads version 5. Resume with the minato_gpu that saved it",
         ),
         ({"epoch": -1}, "'epoch' must be a whole number from 0"),
         ({"epoch": True}, "'epoch' must be a whole number"),
@@ -295,9 +295,9 @@ def test_keys_of_other_classes(key: Any) -> None:
 
 
 def test_an_order_of_numpys_numbers_is_no_larger_than_one_of_pythons() -> None:
-    """Their dtype is said once."""
-    batches = [list(np.arange(at, at + 4, dtype=np.int32)) for at in range(0, 4000, 4)]
-    plain = json.loads(json.dumps(s.plain_batches(batches)))
-    assert len(json.dumps(plain)) - len(json.dumps(s.plain_batches([list(map(int, keys)) for keys in batches]))) < 32
-    back = s.batches_of(plain)
-    assert back == batches and {type(key) for keys in back for key in keys} == {np.int32}
+    """A batch says their dtype once."""
+    keys = list(np.arange(400, dtype=np.int32))
+    plain = json.loads(json.dumps(s.plain_batch(keys)))
+    assert len(json.dumps(plain)) - len(json.dumps(s.plain_batch(list(map(int, keys))))) < 32
+    (back,) = s.batches_of({"drawn": [plain]})
+    assert back == keys and {type(key) for key in back} == {np.int32}

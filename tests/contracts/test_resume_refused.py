@@ -85,7 +85,7 @@ def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> N
     if progress is not None:
         sampler: Any = {"batch_size": 4, "sampler": KeepsPlace()}
         source = {"place": 0, "position": 0, "planes": [], "state": {"sampler": {"yielded": 0}, "iterator": None}}
-        source["next"] = {"items": 1, "witness": witness_of(list(KeepsPlace())[:4])}
+        source.update(witness=witness_of(list(KeepsPlace())[:4]), drawn=[], counted=0)
     else:
         sampler = {"batch_sampler": [[1, 2], [3, 4], [5]]}
         progress, source = {"batches": 9, "below": 2, "above": _bits(1, 3)}, {}
@@ -126,7 +126,7 @@ def test_stored_batches_of_another_size(drop_last: bool) -> None:
 def test_an_endless_sampler_is_not_drawn_to_a_far_line() -> None:
     """What is delivered after the sampler's own state is at most what may be drawn again."""
     state = _damaged(after(loader_of(Endless()), 3), {"batches": 10**12, "below": 4 * 10**12, "above": ""})
-    with pytest.raises(ValueError, match="drawn again from position 4 on, and at most"):
+    with pytest.raises(ValueError, match="drawn again from position 12 on, and at most"):
         loader_of(Endless()).load_state_dict(state)
 
 
@@ -173,7 +173,7 @@ def test_a_state_that_tells_too_little(sampler: type[Counting], workers: int) ->
     that leaves its generator out of its state, say, and draws its order again."""
 
     def make() -> Any:
-        return IN_ORDER_THREADS.loader(Made(20, torch.tensor), 4, sampler=sampler(), num_workers=workers)
+        return IN_ORDER_THREADS.loader(Made(400, torch.tensor), 4, sampler=sampler(400), num_workers=workers)
 
     for batches in (0, 1, 3):
         state = after(make(), batches)
@@ -181,9 +181,6 @@ def test_a_state_that_tells_too_little(sampler: type[Counting], workers: int) ->
         resumed.load_state_dict(state)
         with pytest.raises(ValueError, match=f"{sampler.__name__} does not go on from its state as it did when that"):
             iter(resumed)
-        state["source"]["next"] = {"items": 1 << 40, "witness": 1}
-        with pytest.raises(ValueError, match="'items' must be a whole number from 1 to 16"):
-            make().load_state_dict(state)
 
 
 def test_asked_before_it_goes_on() -> None:

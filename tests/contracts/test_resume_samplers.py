@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.streams import EVERY
 from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
 from tests.contracts.resuming import DATA, after, generator
@@ -197,19 +196,17 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
         state = stored(loader.state_dict())
         resumed, _ = make()
         resumed.load_state_dict(state)
-        if others and batch > 6:  # the window of one worker is further on than what others draw by then
-            with pytest.raises(ValueError, match=r"keys are not those that were delivered.*nobody else may draw"):
+        if others and batch:
+            with pytest.raises(ValueError, match=r"another order.*nobody else may draw"):
                 iter(resumed)
-        elif not others:
-            again = iter(resumed)
-            assert resumed.state_dict()["source"].get("checksum") == state["source"].get("checksum")
-            assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
+        else:
+            assert _keys(resumed)[0] == _keys(islice(make()[0], 10))[batch]
 
 
 @pytest.mark.parametrize("sampler", [Counting, Unstated])
-@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (0, 0), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 2)])
 def test_another_number_of_workers(before: int, after: int, sampler: type[Counting]) -> None:
-    """Keys that come again have the draws of that time of coming, though a loader without workers draws nothing."""
+    """Keys that come again have the draws of that time of coming; a loader without workers does not count them."""
 
     def make(workers: int) -> Any:
         data, more = Made(20, draw), {"collate_fn": list, "num_workers": workers}
@@ -228,7 +225,7 @@ def test_another_number_of_workers(before: int, after: int, sampler: type[Counti
     assert [[sample[0] for sample in batch] for batch in rest] == [
         [sample[0] for sample in batch] for batch in whole[2:]
     ]
-    if after:
+    if before and after:
         assert rest == whole[2:]
 
 
@@ -311,19 +308,12 @@ class _Asked(Counting):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_how_often_a_sampler_is_asked(workers: int) -> None:
-    """While nobody saves, for one batch in so many; while somebody does at every step, for each; then seldom again."""
-    sampler = _Asked(samples=40 * EVERY)
+    """Only by who saves, once for each save."""
+    sampler = _Asked(samples=160)
     loader = DataLoader(Made(sampler.samples, torch.tensor), 4, sampler=sampler, num_workers=workers)
-    iterator = iter(loader)
-
-    def take(saves: bool) -> int:
-        before = sampler.asked
-        for _ in range(3 * EVERY):
-            next(iterator)
-            if saves:
-                loader.state_dict()
-        return sampler.asked - before
-
-    assert take(False) <= 4
-    assert take(True) >= 3 * EVERY - 2
-    assert take(False) <= EVERY + 4
+    saves = 0
+    for batch, _ in enumerate(loader):
+        if batch % 3 == 1:
+            loader.state_dict()
+            saves += 1
+        assert sampler.asked == saves

@@ -4,7 +4,6 @@ of a sampler with a state."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,11 +60,15 @@ _INDICES = st.integers(0, 6)
     st.sampled_from([0, 300]),
 )
 def test_occurrences_as_they_were(keys: list[Any], at: int, length: int | None, threes: int) -> None:
-    """As a save finds them: what the window holds has been counted, and has not come."""
+    """As a resume needs them: what the window held had been counted, and has not come."""
     counted, then = Occurrences(length, unique=False), Occurrences(length, unique=False)
     counted.count([3] * threes + keys)
     then.count([3] * threes + keys[:at])
-    assert counted.before(keys[at:]).planes() == then.planes()
+    counted.uncount(keys[at:])
+    assert counted.planes() == then.planes()
+    then.uncount([3] * threes + keys[:at])
+    with pytest.raises(ValueError, match="key 3 is stored and has not been counted"):
+        then.uncount([3])
 
 
 @pytest.mark.parametrize(
@@ -232,17 +235,12 @@ def test_generators_are_kept_as_they_were_when_the_order_began() -> None:
     assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
 
 
-_DATA: Any = range(25_600)
-
-
 class Listed:
-    """A sampler over a list, with a state to which ``weights`` numbers belong; counts how often it is asked for it."""
+    """A sampler over a list, with a state."""
 
-    def __init__(self, keys: Any, weights: int = 0) -> None:
+    def __init__(self, keys: Any) -> None:
         self.keys = keys
         self.at = 0
-        self.weights = [0.5] * weights
-        self.asked = 0
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -254,16 +252,16 @@ class Listed:
         self.at = 0
 
     def state_dict(self) -> dict[str, Any]:
-        self.asked += 1
-        return {"at": self.at, "weights": self.weights}
+        return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.weights = state["at"], state["weights"]
+        self.at = state["at"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sampler_with_a_state_goes_on_after_any_batch(workers: int) -> None:
-    keys, data = [0, 5, 5, 1, 2, 5, 3, 1, 9, 5], _DATA
+    keys: Any = [0, 5, 5, 1, 2, 5, 3, 1, 9, 5]
+    data: Any = range(10)
     more: dict[str, Any] = {"num_workers": workers, **({"prefetch_factor": 4} if workers else {})}
     for taken in range(5):
         loader, again = (DataLoader(data, 2, sampler=Listed(keys), **more) for _ in range(2))
@@ -274,36 +272,14 @@ def test_a_sampler_with_a_state_goes_on_after_any_batch(workers: int) -> None:
         assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
 
 
-def _window(order: Any, weights: int = 0, **more: Any) -> tuple[Any, Any]:
-    """A loader of 4,096 samples in flight, and its iterator, somewhere in the middle."""
-    sampler = Listed(order, weights)
-    loader: Any = DataLoader(_DATA, 64, sampler=sampler, num_workers=2, prefetch_factor=32, **more)
-    iterator = iter(loader)
-    for _ in range(100):
-        next(iterator)
-        loader.state_dict()
-    return loader, iterator
-
-
-def test_its_size() -> None:
-    """A sequence: under 1 KB besides the sampler's own; a bit for each index of one that may come to any of them."""
-    for order, room in ((list(_DATA), 1024), (torch.randperm(len(_DATA)).tolist(), 1024 + len(_DATA) / 8 * 4 / 3)):
-        loader, iterator = _window(order)
-        for _ in range(20):
-            next(iterator)
-            state = loader.state_dict()
-            own = {**state, "generators": {}, "global": {}, "source": {**state["source"], "state": {}}}
-            assert len(json.dumps(own)) < room
-
-
 def test_what_a_save_costs() -> None:
     """Of sixteen times as many samples, with sixteen times as many in flight, about the same: nothing looks at each of
-    them. (benchmarks.saves says how long it takes.)"""
+    them, but once. (benchmarks.saves says how long it takes.)"""
     costs = []
     for length, factor in ((1_600, 2), (25_600, 32)):
         data: Any = range(length)
         loader = DataLoader(data, 64, sampler=Listed(list(data)), num_workers=2, prefetch_factor=factor)
-        drawn = 2 * factor + 5  # before the first save, with a snapshot for each sixteenth batch
+        drawn = 2 * factor + 5
         costs.append([operations_of(loader.state_dict) for _ in zip(range(drawn + 15), loader, strict=False)][drawn:])
     small, large = map(max, costs)
     assert large < 2 * small
