@@ -85,9 +85,9 @@ class DataLoader(TorchDataLoader[T]):
         hang_timeout: Seconds at one sample after which a worker counts as hung; None: never. Its Python stack is logged
             and it is killed, and replaced as ``on_worker_death`` says. Otherwise, and for threads and the device lane,
             which cannot be killed, ``WorkerHung`` is raised. A DALI graph may take so long for each of its samples.
-        snapshot_every_n_steps: Batches between two copies of the state of a sampler that has ``state_dict`` and
-            ``load_state_dict`` (at least 16 while nobody saves, or if a copy takes more than 16 KB). Every batch can be
-            resumed from, whatever it is: the keys drawn since the copy are drawn again.
+        snapshot_every_n_steps: Batches between two copies of the state of an iterable data set that has ``state_dict``
+            and ``load_state_dict``: more where that is large. Every batch can be resumed from, whatever it is: what
+            came since the copy is read again and dropped.
         max_workers: So many workers are started, and between ``num_workers`` and this number are at work, as many as
             pay; None: ``num_workers``. ``get_worker_info().num_workers`` is this number. Not for iterable data sets.
             "host": the ranks that torchrun has started on this host share its cores; give ``num_workers`` a rank's

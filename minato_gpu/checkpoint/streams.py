@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.lanes.snapshots import dumps
-from minato_gpu.lanes.streams import EVERY, ITSELF, LARGE, StreamState, is_stateful
+from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
 from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.util.messages import LOGGER, say_once
@@ -145,8 +145,8 @@ def _why_not_shared_out(going: Sequence[StreamState], dataset: Value) -> str | N
         return "the states are those of iterators, and split_states() takes the data set's; let __iter__ be a generator"
     if any(at.since for at in going):
         return (
-            f"a state of more than {LARGE} bytes is told every {EVERY} batches where nobody saves, and cannot be split "
-            "between. Save a second time some batches later, or let state_dict() return less"
+            "with snapshot_every_n_steps a stream's state is one of some batches ago, and cannot be split between. "
+            "Leave the argument out, or resume with as many workers"
         )
     return None
 

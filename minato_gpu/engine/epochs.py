@@ -133,9 +133,6 @@ class Epochs:
             if worker not in starts and (following := start.next_epoch) is not None:
                 starts[worker] = following
         self._pump.run.streams, self._pump.run.stream_starts = source.streams, starts
-        if source.streams is not None:
-            source.streams.on_saves = self._parts.links.board.expect_saves
-            self._parts.links.board.expect_saves(True)
         if source.streams is not None and (source.streams.batches or source.streams.ended):
             self.order = OutputBatch(source.streams.batches)
             turn, ended = source.streams.turn, tuple(source.streams.ended)

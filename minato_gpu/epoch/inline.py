@@ -104,23 +104,20 @@ class StreamHere(Batches):
             self.log.ended(perf_counter())
             raise EndOfEpoch from None
         except BaseException as error:  # nobody knows how far into the batch
-            self._taken(stream, exactly=True)
+            self._taken(stream)
             if isinstance(error, Exception):
                 self.log.in_vain(stream.size - 1)
                 self.log.lost(1, stream.size - 1)
             raise
-        self._taken(stream, exactly=self._streams.saves_come)
+        self._taken(stream)
         self.log.inline(begin, perf_counter(), self._streams.batches, stream.size)
         return batch
 
-    def _taken(self, stream: Stream, *, exactly: bool) -> None:
-        """Notes how far the stream has come with this batch.
-
-        ``exactly``: with its state now; else a large state may be one of some batches ago.
-        """
+    def _taken(self, stream: Stream) -> None:
+        """Notes how far the stream has come with this batch."""
         ticket = self._streams.batches
         self.delivered = [(ticket, ticket + 1)]
-        self._streams.told[ticket] = stream.told(exactly=exactly)
+        self._streams.told[ticket] = stream.told()
         self._streams.turns[ticket] = 0
 
 

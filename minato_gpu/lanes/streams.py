@@ -4,8 +4,8 @@ A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on
 read again from its beginning, and as many batches as were delivered are dropped; that can be broken off at any sample.
 A stream that raised cannot be read again, nor one that draws from global generators beside others that do.
 
-Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
-with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
+Nobody can ask a worker for a state that is past, so it tells its own every ``snapshot_every_n_steps`` batches. What
+came since is then read again (as in torchdata's loader between its snapshots).
 
 When a state is loaded is torchdata's rule: a data set's before ``iter()``, that of what ``iter()`` returned after it. A
 data set that returns *itself* is such an iterator: its ``iter()`` may begin anew, or make what its state goes into.
@@ -89,12 +89,6 @@ class StreamState(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the state, if it was reported with the last batch."""
         return 0 if self.state is None or self.since else len(self.state)
-
-
-LARGE = 1 << 14
-"""Bytes of a state, pickled, that is not reported with every batch while nobody saves: copying it takes too long."""
-EVERY = 16
-"""Batches between two such, and batches without a save after which nobody is taken to."""
 
 
 def dataset_part(state: bytes | None) -> bytes | None:
@@ -182,8 +176,9 @@ class Stream:
         self.size = 0  # samples that the last batch took, with one that raised
         self._job, self._dataset = job, job.dataset
         self._collate = no_end(job.collate_fn, "collate_fn")
-        self._since: int | None = None  # batches since a large state was reported, the last one
-        self._raised = False  # the last batch raised
+        self._since = job.snapshot_every - 1  # batches since a state was reported
+        self._failed = False  # the last batch raised
+        self._raised = False  # in the stream itself
         stood = _global_states() if start is not None and start.state is None and start.batches else {}
         before = None
         if start is not None and not start.within_itself:
@@ -241,7 +236,8 @@ class Stream:
 
     def fetch(self, samples: int) -> Value:
         """Returns the next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
-        self._raised, self.size = False, 0
+        self._failed = self._raised = False
+        self.size = 0
         if self.ended:
             raise StopIteration
         data: list[Value] = []
@@ -258,6 +254,7 @@ class Stream:
                 return self._joined(data)
             self.size = 0
         except BaseException:
+            self._failed = True
             self._raised = len(data) < samples  # else its collate_fn has: the stream is whole batches further
             raise
         raise StopIteration
@@ -265,11 +262,9 @@ class Stream:
     def _joined(self, data: list[Value]) -> Value:
         return self._collate(data if self._job.auto_collation else data[0])
 
-    def told(self, *, exactly: bool = True) -> StreamState:
-        """Returns the stream's state, one batch further than when it was last asked.
-
-        Unless ``exactly``, a large state may be one of some batches ago.
-        """
+    def told(self) -> StreamState:
+        """Returns the stream's state, one batch further than when it was last asked; or only that it is, if it was told
+        less than ``snapshot_every_n_steps`` batches ago."""
         part: Value = self.samples
         kind = "iterator"
         if isinstance(part, _Passes):
@@ -278,13 +273,12 @@ class Stream:
             kind = ITSELF
         elif not is_stateful(part):
             part, kind = self._dataset, "dataset"
-        exactly = exactly or self.ended  # the next epoch may begin from here
         if not is_stateful(part):
             return StreamState(None, self.ended, _RAISED if self._raised else None, size=self.size)
-        if self._since is not None and self._since + 1 < EVERY and not exactly:
+        # the next epoch may begin from an end, and of a batch that raised nobody knows how far the stream has come
+        if self._since + 1 < self._job.snapshot_every and not (self.ended or self._failed):
             self._since += 1
             return StreamState(None, self.ended, since=self._since, size=self.size)
-        self._since = None
         try:
             own, beside = part.state_dict(), None
             if part is not self._dataset and is_stateful(self._dataset):
@@ -293,7 +287,7 @@ class Stream:
             state = dumps((kind, own, beside))
         except Exception as error:
             return StreamState(None, self.ended, _said(part, error), size=self.size)
-        self._since = 0 if len(state) > LARGE else None
+        self._since = 0
         return StreamState(state, self.ended, size=self.size)
 
 

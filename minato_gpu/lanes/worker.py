@@ -42,7 +42,6 @@ from minato_gpu.memory.status_board import (
     REPORTING,
     RING_FROM,
     RUN,
-    SAVES,
     SINCE_NS,
     STAGE,
     STARTED,
@@ -210,7 +209,7 @@ class Worker:
         if self._stream is None:
             return item
         # also after a batch that failed: its samples are gone from the stream, and no item tells how many
-        state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        state = self._stream.told()
         whole = not failed and state == _WHOLE._replace(size=task.samples)
         return item if whole else Yielded(item, state)
 

@@ -47,11 +47,11 @@ NO_LIMIT = -1
 _LOOK_S = 2e-3  # a new worker looks so often whether it is known
 _LIMIT_BITS = 22
 _BITS = 63  # of a word that is no sign; later stages are never asked for
-ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM, ACTIVE = range(7)
-"""Words of the header. ATTENTION: who is to be woken by what is reported; SAVES: states are asked for, so that streams
-tell theirs every time; AWAITED_*: how many tickets, of which, somebody waits for (see ``completions``); RING_FROM: the
-end of a lease of this number or a later one is worth a wake-up, because too few are left. It never falls in a run.
-ACTIVE: workers of lower numbers than this take tasks, the others rest."""
+ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM, ACTIVE = range(6)
+"""Words of the header. ATTENTION: who is to be woken by what is reported; AWAITED_*: how many tickets, of which,
+somebody waits for (see ``completions``); RING_FROM: the end of a lease of this number or a later one is worth a
+wake-up, because too few are left. It never falls in a run. ACTIVE: workers of lower numbers than this take tasks, the
+others rest."""
 NOBODY, PUMP, CONSUMER = range(3)
 """In ATTENTION."""
 _HEADER = 8
@@ -119,11 +119,6 @@ class WorkerStatusBoard:
             if self.words[row + CHUNK] == chunk and self.words[row + RUN] == run:
                 return worker
         return None
-
-    def expect_saves(self, come: bool) -> None:
-        """Sets whether states are being saved, so that streams should report theirs every time."""
-        with suppress(ValueError):  # it is closed, or another thread is closing it
-            self.words[SAVES] = come
 
     def all_busy(self) -> bool:
         """Returns whether every worker that is not to rest is at a chunk, and so will look at ATTENTION once more."""

@@ -7,10 +7,10 @@ What counts is what it said with the last *delivered* batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from minato_gpu.lanes.base import Failure, Item
-from minato_gpu.lanes.streams import EVERY, StreamState, dataset_part, share_seed
+from minato_gpu.lanes.streams import StreamState, dataset_part, share_seed
 from minato_gpu.samples import Value
 from minato_gpu.sampling.delivered_positions import HISTORY
 
@@ -32,9 +32,6 @@ class WorkerStreams:
         # states of streams that had ended when they were saved: the next epoch begins there
         self.left: list[StreamState] = []
         self.turn = turn  # whose turn it is, or of workers whose streams have ended the next one's
-        # called with whether states are asked for every few batches
-        self.on_saves: Callable[[bool], None] = lambda come: None
-        self._saved = batches  # when one was last asked for, or might have been
         self._at = [_NOTHING] * workers  # by worker, as of what was delivered
         self._ends: dict[int, StreamState] = {}  # state reported at the end of a worker's stream, by worker
         self._recent: deque[tuple[int, StreamState]] = deque()  # worker, and where its stream stood before
@@ -60,13 +57,6 @@ class WorkerStreams:
         stands = state, told.ended, told.error or error, told.since, told.over, before.batches + 1, told.size
         self._at[number] = StreamState(*stands)  # half of what ``_replace`` takes
         self.turn = (number + 1) % len(self._at)
-        if self.batches == self._saved + EVERY * len(self._at):  # none has come for so long
-            self.on_saves(False)
-
-    @property
-    def saves_come(self) -> bool:
-        """True if a state was asked for in the last batches, or the epoch has just begun."""
-        return self.batches - self._saved < EVERY * len(self._at)
 
     def advance(self, ticket: int, worker: int, state: StreamState | None, item: Item) -> None:
         """Notes the outcome of a ticket: a batch, a failure, or None where its worker's stream has ended.
@@ -115,7 +105,7 @@ class WorkerStreams:
         return [StreamState(part, error=error, over=part is not None and batches > 0) for batches, part, error in parts]
 
     def before(self, ahead: int) -> tuple[int, list[StreamState]]:
-        """Returns whose turn it was ``ahead`` batches ago, and where every stream stood. Asking shows that saves come.
+        """Returns whose turn it was ``ahead`` batches ago, and where every stream stood.
 
         Raises ValueError for an ``ahead`` that goes too far back.
         """
@@ -124,8 +114,6 @@ class WorkerStreams:
                 f"ahead={ahead}: this iterator has delivered {self.batches} batches, and the last {len(self._recent)} "
                 "can be taken back"
             )
-        self._saved = self.batches
-        self.on_saves(True)
         places = list(self._at)
         turn, waiting = self.turn, set(dict(self.turns).values())
         for number, before in list(self._recent)[::-1][:ahead]:

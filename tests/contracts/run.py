@@ -165,8 +165,8 @@ def _resumed(case: Case, loaders: list[Any], data: Any, folder: Path, outcome: O
     loaders.clear()
     data = data_of(case, folder / "files") if case.streams else data  # a stream that is taken up begins where it does
     fresh = loaders_of(elsewhere(case), data, folder, outcome, loader_class)
-    for loader in fresh:
-        loader.load_state_dict(states[0] if case.ranks == 1 else stored(minato_gpu.merge_state_dicts(states)))
+    for loader, state in zip(fresh, states, strict=True):
+        loader.load_state_dict(state)
     return fresh
 
 

@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.streams import EVERY, LARGE
 from tests.contracts.datasets import Counts
-from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
+from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import saves_along, through_json, values
 
 _EPOCHS = 3
@@ -251,54 +250,31 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
             assert [got + rest[0], *rest[1:]] == want[epoch:], number
 
 
-_SAMPLES = 150
+class Asked(Counts):
+    """A batch also tells how often its state was asked for."""
 
-
-_WORDS = list(range(LARGE))
-
-
-class Large(IterableDataset[Any]):
-    """Worker ``w``'s stream of pairs (w, n); a batch also tells how often its state was asked for, and samples made."""
-
-    def __init__(self, bad: int | None = None) -> None:
-        self.bad = bad
-        self.at = self.asked = self.made = 0
+    asked = 0
 
     def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        while self.at < _SAMPLES:
-            self.at += 1
-            self.made += 1
-            if self.at - 1 == self.bad:
-                raise ValueError("bad")
-            yield [0 if info is None else info.id, self.at - 1, self.asked, self.made]
-        self.at = 0
+        for sample in super().__iter__():
+            yield torch.cat([sample, torch.tensor([self.asked])])
 
     def state_dict(self) -> dict[str, Any]:
         self.asked += 1
-        return {"at": self.at, "words": _WORDS}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert state["words"] == _WORDS
-        self.at = state["at"]
+        return super().state_dict()
 
 
-_MODES = [(IN_ORDER, 0), (IN_ORDER, 2), (BOUNDED_8, 2), (IN_ORDER_THREADS, 1)]
+@pytest.mark.parametrize(("mode", "workers"), [(IN_ORDER, 0), (IN_ORDER, 2), (IN_ORDER_THREADS, 1)])
+def test_snapshot_every_n_steps(mode: Mode, workers: int) -> None:
+    """A stream is asked for its state as often as that says, and every batch can be resumed from."""
 
+    def make() -> Any:
+        return mode.loader(Asked([41, 41]), 2, num_workers=workers, snapshot_every_n_steps=5)
 
-def _loader(mode: Mode, workers: int, bad: int | None = None) -> Any:
-    return mode.loader(Large(bad), 3, num_workers=workers, collate_fn=torch.tensor)
-
-
-@pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
-def test_how_often_it_is_asked(mode: Mode, workers: int) -> None:
-    """While nobody saves, for one batch in so many; while somebody does at every step, for each."""
-    batches = _SAMPLES // 3 * max(1, workers)
-    *_, last = _loader(mode, workers)
-    assert last[-1, 2] <= EVERY + 2 + batches // EVERY
-    loader = _loader(mode, workers)
-    asked = []
-    for batch in loader:
-        loader.state_dict()
-        asked.append(batch[-1, 2].item())
-    assert max(asked) >= _SAMPLES // 3 - 2
+    saves = saves_along(make())
+    whole, _ = saves[-1]
+    assert int(whole[-1][-1, -1]) <= 2 + 20 // 5
+    for got, state in saves[1:-1:3]:
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert [batch[:, :3].tolist() for batch in [*got, *resumed]] == [batch[:, :3].tolist() for batch in whole]
