@@ -165,6 +165,8 @@ def _resumed(case: Case, loaders: list[Any], data: Any, folder: Path, outcome: O
     loaders.clear()
     data = data_of(case, folder / "files") if case.streams else data  # a stream that is taken up begins where it does
     fresh = loaders_of(elsewhere(case), data, folder, outcome, loader_class)
+    if len(fresh) != len(states):
+        states = [stored(minato_gpu.merge_state_dicts(states))] * len(fresh)
     for loader, state in zip(fresh, states, strict=True):
         loader.load_state_dict(state)
     return fresh
