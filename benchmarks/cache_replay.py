@@ -17,10 +17,9 @@ from minato_gpu.caching.choice import look_ahead, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.orders import Orders, share
 from minato_gpu.caching.policy import CachePolicy
 from minato_gpu.caching.soon import Soon
-from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.disk.entry import disk_space_of
 
@@ -28,6 +27,20 @@ POLICIES = ("minio", "next-use")
 ON_DISK = "soon"  # what a tier on disk keeps: see caching/soon.py
 BLIND = "next-use without orders"
 MISLED = "next-use, wrong about epochs to come"
+
+
+@dataclass(frozen=True)
+class Shuffles:
+    """The orders of the first of ``shards`` ranks that share out a set of ``keys`` samples."""
+
+    keys: int
+    shards: int
+    seed: int
+
+    def order(self, epoch: int) -> Integers:
+        """Returns the keys of an epoch, in their order."""
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
+        return share(shuffled, 0, self.shards)
 
 
 @dataclass(frozen=True)

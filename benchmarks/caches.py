@@ -30,12 +30,12 @@ from benchmarks.cache_replay import (
     ON_DISK,
     POLICIES,
     Draws,
+    Shuffles,
     middle,
     most_hits,
     replay,
 )
 from minato_gpu.caching.choice import bound, look_ahead, reach
-from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)

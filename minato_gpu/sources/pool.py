@@ -10,7 +10,6 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from statistics import quantiles
 from typing import Any, Protocol
 
@@ -63,16 +62,6 @@ class Reads(Pool, Protocol):
         """Ends what is under way."""
 
 
-class Files(Protocol):
-    """Reads files of this machine (``FileReads``)."""
-
-    def submit(self, number: int, source: Source) -> None:
-        """Reads this source next."""
-
-    def close(self) -> None:
-        """Ends what is under way."""
-
-
 class ReaderPool:
     """Reads files and URLs, many at once, in order of need."""
 
@@ -83,18 +72,17 @@ class ReaderPool:
         remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
         keeps: Callable[[int], bool] = lambda number: True,
-        files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
         """``done`` is called for every source: its number, the block that holds it and its bytes, or the error.
 
         Files and URLs have limits of their own. ``behind`` returns whether little of what is wanted is there; else
-        there is no reason to read many at once. ``keeps`` says of which files a tier may keep the bytes (see FileReads,
-        which ``files`` may replace). ``rate`` measures what the storage gives.
+        there is no reason to read many at once. ``keeps`` says of which files a tier may keep the bytes (see
+        FileReads). ``rate`` measures what the storage gives.
         """
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # reads of files, and of URLs
-        self._file_reads: Files = (files or partial(FileReads, blocks, keeps=keeps))(self._local_ended)
+        self._file_reads = FileReads(blocks, self._local_ended, keeps=keeps)
         self._urls = UrlReads(remote or RemoteReads(), self._remote_ended)
         self._queued: set[int] = set()  # not begun
         self._cancelled: set[int] = set()

@@ -14,12 +14,12 @@ from benchmarks.cache_replay import (
     MISLED,
     POLICIES,
     Draws,
+    Shuffles,
     middle,
     most_hits,
     replay,
 )
 from minato_gpu.caching import choice
-from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from tests.caching.model import best_hits, epochs_of_keys
 
 KEYS, EPOCHS = 400, 24

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cache_replay import ON_DISK, middle, most_hits, replay
+from benchmarks.cache_replay import ON_DISK, Shuffles, middle, most_hits, replay
 from minato_gpu.caching.choice import Choice, bound, choose, look_ahead, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.soon import Soon
 from minato_gpu.caching.split import Means, Shares, seconds, split
-from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from tests.caching.model import Listed, shuffled_shares
 
 TABLE = {

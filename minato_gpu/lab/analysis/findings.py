@@ -125,8 +125,7 @@ class Findings:
             return None
         rate, latency = self.levels[-1]
         at_once = max(1, self.subject.workers)
-        sizes = tuple(round(seen.opened.nbytes) for seen in self._samples.get("sight", []))
-        return Storage(rate, latency, self.requests or 1.0, self.nbytes, at_once, self.cold_share, sizes)
+        return Storage(rate, latency, self.requests or 1.0, self.nbytes, at_once, self.cold_share)
 
     def _slowest(self, samples: Sequence[Seen]) -> list[tuple[float, str]]:
         at = {str(seen.key): ", ".join(seen.opened.files[:3]) for seen in self._samples.get("sight", [])}

@@ -50,7 +50,7 @@ class Predictor:
         cache = setting.cache
         if cache is not None and (profile.storage is None or profile.loader == "torch"):
             raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
-        epochs = _STEADY + (1 if cache is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
+        epochs = 1 + _STEADY
         run = SimulatedRank(profile, cache, self.start_s)
         slot_s = self._slot_s(run)
         found = [run.simulated(self._draw(run, slot_s, epochs, seed), seed) for seed in range(draws)]
@@ -100,15 +100,15 @@ class Predictor:
 
     def _draw(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int) -> DrawnCosts:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)
-        which = _drawn(rng, len(measured), run.set_size)
+        prepare = measured[_drawn(rng, len(measured), run.samples)]
         steps = np.array(run.profile.step_s)
         each = rng.choice(rng.choice(steps, len(steps)), (epochs, run.batches))
-        return DrawnCosts(measured[which] * (slot_s / float(measured.mean())), each, which)
+        return DrawnCosts(prepare * (slot_s / float(measured.mean())), each)
 
 
 def _drawn(rng: np.random.Generator, measured: int, count: int) -> NDArray[np.int64]:
-    """Which of the measured samples stand for those of a set: each for itself where all were measured; else drawn from
-    such as might have been."""
+    """Which of the measured samples stand for those of an epoch: each for itself where all were measured; else drawn
+    from such as might have been."""
     if measured == count:
         return np.arange(count)
     if measured > count:

@@ -26,7 +26,6 @@ class Storage:
     nbytes: float  # of a sample, on average
     concurrency: float  # requests under way at once while it was measured
     cached_share: float | None = None  # of the set's bytes, in the page cache before the cold phase; None: not seen
-    sizes: tuple[int, ...] = ()  # bytes of single samples, those of ``Profile.prepare_s`` in their order, if seen
 
     def seconds_per_sample(self) -> float:
         """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import Orders, share
+from minato_gpu.caching.choice import bound
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_storage import SimulatedStorage, VirtualStorage, order_of
+from minato_gpu.lab.analysis.virtual_storage import VirtualStorage
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
@@ -20,30 +18,14 @@ from minato_gpu.scheduling.policy import Policy
 
 TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
 MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
-_MOST_PARTS = 4  # reads of a sample; more are simulated as one that waits as long
-
-
-@dataclass(frozen=True)
-class Shuffles:
-    """The orders of the first of ``shards`` ranks that share out a set of ``keys`` samples."""
-
-    keys: int
-    shards: int
-    seed: int
-
-    def order(self, epoch: int) -> Integers:
-        """Returns the keys of an epoch, in their order."""
-        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
-        return share(shuffled, 0, self.shards)
 
 
 class DrawnCosts(NamedTuple):
-    """Costs in seconds: of each sample of the set, of one slot, and of every step of all epochs, shape (epochs,
-    batches). ``which``: the measured sample that stands for each of the set."""
+    """Costs in seconds: of each sample of an epoch, of one slot, and of every step of all epochs, shape (epochs,
+    batches)."""
 
     prepare: Array
     steps: Array
-    which: NDArray[np.int64]
 
 
 class EpochTimes(NamedTuple):
@@ -91,11 +73,6 @@ class SimulatedRank:
         return -(-self.samples // self.profile.batch_size)
 
     @property
-    def set_size(self) -> int:
-        """Samples of the whole set, as far as it is simulated."""
-        return self.samples * self.profile.shards
-
-    @property
     def _window(self) -> int:
         """Samples that are admitted and not delivered, at most."""
         return max(1, self.profile.prefetch) * self.profile.workers * self.profile.batch_size
@@ -104,12 +81,7 @@ class SimulatedRank:
         """Simulates as many epochs as there are rows of steps; if epochs overlap, one more follows the last of them."""
         if self.profile.loader == "torch" or not self.profile.workers:  # without workers, both do the same
             return self._epochs(drawn, self._torch(drawn, seed))
-        reading = self._reading(drawn, seed)
-        try:
-            return self._epochs(drawn, self._ours(drawn, seed, reading))
-        finally:
-            if reading is not None:
-                reading.close()
+        return self._epochs(drawn, self._ours(drawn, seed))
 
     def _away(self, drawn: DrawnCosts) -> Array:
         """Returns how long the consumer is away after each batch, by epochs."""
@@ -118,9 +90,6 @@ class SimulatedRank:
         if profile.overlap:
             away = np.concatenate((away, away[-1:]))
         return away
-
-    def _orders(self, seed: int) -> Orders:
-        return Shuffles(self.set_size, self.profile.shards, seed)
 
     def _epochs(self, drawn: DrawnCosts, outcome: Outcome) -> EpochTimes:
         profile, away, count = self.profile, self._away(drawn), len(drawn.steps)
@@ -146,25 +115,19 @@ class SimulatedRank:
         return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
 
     def _work(self, drawn: DrawnCosts, seed: int) -> Work:
-        """Returns the workers' work, the samples of each epoch in their order."""
-        profile, orders = self.profile, self._orders(seed)
+        """Returns the workers' work, the samples of each epoch shuffled."""
+        profile, rng = self.profile, np.random.default_rng(seed)
         lengths = (self.samples,) * len(self._away(drawn))
-        keys = np.concatenate([order_of(orders, epoch)[: self.samples] for epoch in range(len(lengths))])
+        keys = np.concatenate([rng.permutation(self.samples) for _ in lengths])
         cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
         told = cpu.copy()
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
         return Work(cpu, told, profile.batch_size, lengths, profile.workers)
 
-    def _reading(self, drawn: DrawnCosts, seed: int) -> VirtualStorage | None:
-        profile = self.profile
-        if profile.storage is None:
-            return None
-        storage, orders = self._storage(profile.storage, drawn.which, seed), self._orders(seed)
-        return VirtualStorage(storage, orders, profile.batch_size, self.cache, shards=profile.shards, seed=seed)
-
-    def _ours(self, drawn: DrawnCosts, seed: int, reading: VirtualStorage | None) -> Outcome:
-        profile = self.profile
+    def _ours(self, drawn: DrawnCosts, seed: int) -> Outcome:
+        profile, storage = self.profile, self.profile.storage
         lateness = 0 if profile.in_order else profile.max_lateness
+        reading = None if storage is None else VirtualStorage(storage, self._hits(storage), profile.batch_size, seed)
         return VirtualLoader(
             self._work(drawn, seed),
             Policy(self._window, fixed=profile.in_order, max_lateness=lateness),
@@ -177,19 +140,12 @@ class SimulatedRank:
             cores=self._short(self.cores),
         ).run()
 
-    def _storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> SimulatedStorage:
-        """Returns the storage for the samples of the set; their sizes are those of the samples that stand for them."""
-        rng = np.random.default_rng((seed, 1))
-        count = self.set_size
-        if storage.sizes:
-            sizes = np.array(storage.sizes)[which % len(storage.sizes)]
-        else:
-            sizes = np.full(count, max(1, round(storage.nbytes)))
-        cached = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.cache is None else ()
-        parts = max(1, round(storage.requests))
-        if parts > _MOST_PARTS:
-            parts, storage = 1, replace(storage, latency_s=storage.latency_s * storage.requests)
-        return SimulatedStorage(storage, sizes.astype(np.int64), parts, frozenset(int(key) for key in cached))
+    def _hits(self, storage: Storage) -> tuple[float, float]:
+        """Returns the share of the samples that are in memory in the first epoch, and after it."""
+        if self.cache is None:
+            cached = storage.cached_share or 0.0
+            return cached, cached
+        return 0.0, 1.0 if self.cache >= 1 else bound(self.profile.shards, self.cache)
 
     def _torch(self, drawn: DrawnCosts, seed: int) -> Outcome:
         """Simulates PyTorch's loader: workers take whole batches, and wait for storage themselves."""
