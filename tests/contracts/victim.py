@@ -1,12 +1,10 @@
 """A program that the tests of ``test_ends`` start and end in rude ways.
 
-Arguments: the scenario, and the mode's name. It prints the ids of its workers on one line when they
-are at work; the scenario "survives" ends with the line "whole".
+Arguments: the scenario, and the mode's name. It prints the ids of its workers on one line when they are at work.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -20,7 +18,7 @@ import torch
 from minato_gpu import Source
 from tests.contracts.datasets import Made
 from tests.contracts.modes import EVERY, Mode
-from tests.support.leaks import child_pids, leaks, take_snapshot
+from tests.support.leaks import child_pids
 from tests.support.waiting import wait_until
 
 
@@ -83,17 +81,6 @@ def _exits(mode: Mode) -> None:
     sys.exit(3)
 
 
-def _survives(mode: Mode) -> None:
-    """Handles Ctrl-C, cleans up, and runs another whole epoch."""
-    before = take_snapshot()
-    with contextlib.suppress(KeyboardInterrupt):
-        _endless_loop(mode)
-    assert wait_until(lambda: not leaks(before, descriptors=False)), leaks(before, descriptors=False)
-    numbers = [int(number) for batch in mode.loader(Made(10, _quick), 2, num_workers=2) for number in batch]
-    assert sorted(numbers) == list(range(10))
-    _say("whole")
-
-
 def _exits_as_a_child(mode: Mode) -> None:
     """A process that multiprocessing has started ends in the same way: that waits for its children."""
     child = multiprocessing.get_context("fork").Process(target=_exits, args=(mode,))
@@ -142,7 +129,7 @@ def _say(line: str) -> None:
 _kept: list[Any] = []
 SCENARIOS = {
     f.__name__.strip("_"): f
-    for f in (_endless_loop, _waiting, _idle, _forks, _exits, _exits_as_a_child, _saves, _saves_replacing, _survives)
+    for f in (_endless_loop, _waiting, _idle, _forks, _exits, _exits_as_a_child, _saves, _saves_replacing)
 }
 
 if __name__ == "__main__":

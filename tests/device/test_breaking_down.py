@@ -15,14 +15,9 @@ from minato_gpu.device import work as device_work
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput
 from minato_gpu.device.work import DeviceWork
-from minato_gpu.lanes.contract import Broken
-from tests.device.lane_bench import bench, pipeline
-from tests.device.test_lane import BUSY, FIRST, LONG, Gates
-from tests.lanes.lanes import of_kind
 from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
+from tests.support.fake_device import LAZY_COPIES, FakeDevice, FakeEvent
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
-from tests.support.waiting import wait_until
 
 __all__ = ["fake"]
 
@@ -113,24 +108,6 @@ def test_samples_that_the_device_has_failed_are_tried_again(
         assert repeated == 1 if name == "adopt" else repeated > 0
 
 
-def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first task is reported between two samples of the second, in which every error is a sample's; it would be
-    waited for in vain."""
-    device = FakeDevice(LAZY_COPIES)
-    gates = Gates(device.finish)
-    fails_once(monkeypatch, DeviceWork, "_find_threads", "minato-device", 3)  # after one for the beginning of each task
-    with bench(device, pipeline(gates.on_device)) as one:
-        one.send(FIRST, chunk=1)
-        assert gates.begun.wait(20)
-        one.send(BUSY, LONG, chunk=2)
-        gates.sent.set()
-        [broken] = of_kind(one.lane, Broken)
-        assert repr(broken.error) == repr(RuntimeError(ERROR))
-        gates.seen.set()
-
-
 @pytest.mark.usefixtures("open_from_the_start")
 def test_others_do_what_it_has_begun(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -178,14 +155,3 @@ def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
         assert 0 < stats["samples_repeated"] < LENGTH // 2
     else:
         assert stats["samples_repeated"] == LENGTH
-
-
-def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:
-    """What it had reported, and nobody has received: a loader's owner may keep that for long."""
-    device = FakeDevice(LAZY_CONSUMER)
-    with bench(device) as one:
-        one.send(20, 21)
-        assert wait_until(lambda: len(one.lane._messages) > 1) and device.used > 0
-        assert one.lane.close(5.0)
-        device.finish()
-        assert device.used == 0

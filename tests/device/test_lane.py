@@ -28,7 +28,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
-from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, Bench, add, bench, double, pipeline
+from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, add, bench, pipeline
 from tests.lanes.harness import open_links, piece, task
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
 from tests.support.fake_work import Copy
@@ -109,58 +109,26 @@ def test_a_device_has_two_micro_batches_in_flight() -> None:
         assert all(a.end <= b.begin for a, b in itertools.pairwise(one.reports))
 
 
-FIRST, BUSY, LONG = 20, 30, 31
-
-
-class Gates:
-    """What the device does with sample FIRST waits until a second task is there, and what it does with LONG until the
-    test lets it; ``busy`` is done with sample BUSY, on the device and then, where that raised, on the CPU."""
-
-    def __init__(self, busy: Callable[[], None] = lambda: None) -> None:
-        self.begun, self.sent, self.seen = threading.Event(), threading.Event(), threading.Event()
-        self.busy = busy
-
-    def on_device(self, fields: Any, params: Any) -> Any:
-        """The stage "add" there."""
-        number = int(fields["x"][0])
-        if number == FIRST:
-            self.begun.set()
-            assert self.sent.wait(20)
-        if number == BUSY:
-            self.busy()
-        if number == LONG:
-            assert self.seen.wait(20)
-        return add(fields, params)
-
-    def then(self, xp: Any, fields: Any, params: Any) -> Any:
-        """The stage "double" there."""
-        if int(fields["x"][0]) == LONG + 1:
-            assert self.seen.wait(20)
-        return double(fields, params)
-
-    def on_cpu(self, fields: Any, params: Any) -> Any:
-        """The stage "add" on the CPU."""
-        if int(fields["x"][0]) == BUSY:
-            assert self.seen.wait(20)
-        return add(fields, params)
-
-    def run(self, one: Bench, second: Callable[[], Any]) -> bool:
-        """Whether the first task is reported while the second, which is sent as soon as it has begun, is at LONG."""
-        one.send(FIRST, chunk=1)
-        assert self.begun.wait(20)
-        second()
-        self.sent.set()
-        found = one.reported(1, 5.0)
-        assert one.report(2) is None
-        self.seen.set()
-        assert one.reported(2)
-        return found
-
-
 def test_what_the_device_is_through_with_is_reported_before_the_next_is_begun() -> None:
-    gates = Gates()
-    with bench(FakeDevice(LAZY_CONSUMER), pipeline(gates.on_device)) as one:
-        assert gates.run(one, lambda: one.send(LONG, chunk=2))
+    """The first task waits until the second is there, whose sample waits until the first is reported."""
+    begun, sent, seen = threading.Event(), threading.Event(), threading.Event()
+
+    def on_device(fields: Any, params: Any) -> Any:
+        number = int(fields["x"][0])
+        if number == 20:
+            begun.set()
+            assert sent.wait(20)
+        assert number == 20 or seen.wait(20)
+        return add(fields, params)
+
+    with bench(FakeDevice(LAZY_CONSUMER), pipeline(on_device)) as one:
+        one.send(20, chunk=1)
+        assert begun.wait(20)
+        one.send(31, chunk=2)
+        sent.set()
+        assert one.reported(1) and one.report(2) is None
+        seen.set()
+        assert one.reported(2)
 
 
 class _Timed(FakeDevice):

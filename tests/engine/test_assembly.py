@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Observed
-from minato_gpu.lanes.base import Extra, Failure, Part, Row
+from minato_gpu.lanes.base import Extra, Failure, Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -126,25 +126,6 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: WorkerChannels) -> No
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
-def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChannels) -> None:
-    """Which gets rows and objects by reference, and whose result is the batch."""
-    floor = Floor(links)
-    floor.learn()
-    floor.prepare(0, 12, odd=2)
-    assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
-    assert not floor.assembly.ready(OutputBatch(0))
-    references = floor.assembly.stored(spans((0, 4)))
-    assert isinstance(references[0], Row)
-    values = [floor.worker.get(item) for item in references]
-    same([values[0], values[1], values[3]], [sample(0), sample(1), sample(3)])
-    assert values[2]["x"].shape == (9,)
-    floor.joined(0, ["joined"])
-    assert floor.assembly.value(floor.assembly.take(OutputBatch(0))) == ["joined"]
-    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
-    del values
-    assert floor.settle()[0] == links.engine_arena.allocated and floor.settle()[1] == 0
-
-
 @pytest.mark.parametrize("progress", range(5))
 def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: int) -> None:
     """A run given up at any point: its blocks come back exactly once, but for batches that the consumer holds."""
@@ -179,25 +160,6 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
     batch = None
     assert floor.settle() == (0, 0), batch
     assert len(links.engine_arena._begins) == 1, "free blocks did not join"
-
-
-def test_a_full_ring_keeps_blocks_for_later(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.leases.give_back((0, 4096 * number) for number in range(20_000))
-    floor.assembly.holdings.reclaim()
-    rest = len(floor.leases._given_back)
-    assert rest > 0 and len(links.board.returned(0)) + rest == 20_000
-    floor.assembly.holdings.reclaim()
-    assert len(links.board.returned(0)) == rest and not floor.leases._given_back
-
-
-def test_the_marks_of_a_place_that_is_used_up_serve_another(links: WorkerChannels) -> None:
-    floor = Floor(links, places=1)
-    floor.learn()
-    marks = floor.assembly.window.at(TicketId(0)).marks
-    floor.prepare(0, 4)
-    floor.batch(0, (0, 4))
-    assert marks >= 0 and links.completions.reserve(4) == marks
 
 
 def test_a_part_of_a_place_has_its_own_keys_and_occurrences() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -88,14 +88,6 @@ class FakeStreams:
         with self.lock:
             while not event.passed:
                 self._step(event.stream)
-
-    def issue(self, work: Callable[[], object], stream: Any) -> None:
-        """Work of another library's."""
-        self._issue(work, stream)
-
-    def known_as(self, number: int) -> FakeStream:
-        """The stream that other libraries know by this number."""
-        return next(stream for stream in self.streams if stream.cuda_stream == number)
 
     def waits(self, what: str) -> None:
         """The calling thread waits."""

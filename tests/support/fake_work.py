@@ -24,15 +24,6 @@ class FakeStream:
         self.work: deque[Any] = deque()
         self.issued = self.done = 0
 
-    @property
-    def cuda_stream(self) -> int:
-        """As a library that is not PyTorch knows it: see ``FakeDevice.known_as``."""
-        return id(self)
-
-    def record_event(self) -> FakeEvent:
-        """As torch's stream does."""
-        return FakeEvent(self.device, self)
-
 
 class FakeEvent:
     """After the first ``number`` pieces of work of a stream."""
