@@ -60,9 +60,9 @@ class DataLoader(TorchDataLoader[T]):
         max_lateness: With ``in_order=False``: how many batches after its place in the sampler's order a sample may
             come; None: 8. ``in_order=True`` means 0.
         prefetch_factor: Batches for each worker that are drawn from the sampler and not delivered: the window. None: 2,
-            as in PyTorch, and up to 16 while samples of very different cost leave workers idle and the window holds
-            less than 64 MiB (or ``host_memory_budget``). Streams, and loaders with a device lane or several devices,
-            keep 2.
+            as in PyTorch, and up to 16 while samples of very different cost leave workers idle, or batches in order
+            are so cheap that several travel together, and the window holds less than 64 MiB (or
+            ``host_memory_budget``). Streams, and loaders with a device lane or several devices, keep 2.
         host_memory_budget: Limit of the bytes of samples that are prepared or being prepared and not delivered: a
             number, or a text such as "1GB". None: the window is the only limit.
         device_memory_budget: Limit of the bytes of batches and samples that wait on each device; None: about three
