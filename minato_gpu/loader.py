@@ -330,77 +330,9 @@ class DataLoader(TorchDataLoader[T]):
 
     def stats(self) -> dict[str, JSON]:
         """Returns counts of the current or last epoch, as plain data: seconds, bytes and numbers. Any thread may
-        ask.
+        ask. The manual's page statistics.md explains every key.
 
-        A star stands for a lane or a cause. Percentiles (``p50``, ``p95``, ``p99``) are of recent values.
-
-        Returns:
-            samples_expected: Samples of the epoch by the sampler's length; None if it has none.
-            samples_delivered: Samples that ``next`` has returned.
-            samples_failed: Samples that raised: left out, or their error was raised.
-            samples_skipped: Other samples of a batch whose error was raised.
-            samples_padded: Samples repeated so that a rank has as many batches as the others.
-            samples_repeated: Samples prepared again after a worker died.
-            batches_delivered: Batches that ``next`` has returned.
-            workers: Worker processes that ``died``, that ``hung`` and were killed, and that were ``replaced``. With
-                ``max_workers``, ``at_work``: how many are at work now.
-            elapsed_s: Seconds from ``iter()`` to the epoch's end, or to now.
-            first_batch_s: Seconds from ``iter()`` to the first batch; None before it.
-            lanes.*: ``samples`` prepared; ``handed_over``: begun there and finished on another lane; ``slots``:
-                workers, or samples at a time; ``busy_share``: the slots' share of time at work, 0 to 1; ``queue_s`` and
-                ``service_s``: seconds that a sample waited in the lane, and took (``p50``, ``p95``, ``p99``).
-            wait_s: Seconds that the training loop waited for a batch (``p50``, ``p95``, ``p99``), and their ``total``.
-            stalls.*: By cause of a wait: ``count`` of waits that had it as their main cause, and ``seconds``.
-            longest_waits: The ten longest waits, longest first: ``batch`` (its number), ``seconds``, ``causes``
-                (seconds by cause), and the ``key``, ``lane`` and ``worker`` of its sample that was ready last; None if
-                all were ready before.
-            lateness: Batches by which samples came after their place (``p50``, ``p95``, ``p99``, ``max``); 0 in order.
-            window: How many ``batches`` may be drawn and not delivered now; the ``longest`` and the ``most`` that it
-                may be; ``limit_bytes``: the window does not grow beyond them.
-            prediction: How well costs are predicted: ``samples`` predicted, ``log_sigma`` (standard deviation of the
-                logarithm of predicted over actual seconds), ``rank_correlation`` of both.
-            bytes_in_flight: Bytes of samples that are prepared or being prepared, and not delivered.
-            bytes_in_flight_peak: The most of them at a time.
-            failures: The last 100 samples that were left out: ``epoch``, ``position`` in the sampler's order,
-                ``index``, ``stage``, ``lane``, ``path``, ``error``, ``traceback``.
-            speculation: With ``epochs=``: next epochs that were begun early (``epochs_prepared``), and those whose
-                order turned out otherwise (``epochs_discarded``).
-            reads: Where the data set declares sources. ``process``: "runs", or "lost" once the process that reads ahead
-                has been killed. ``reads`` and ``bytes`` from storage, ``failed`` reads, ``shared``: sources that
-                several samples wanted at a time, ``from_peers``: that other hosts' caches sent, ``bytes_ahead``: read
-                and not used yet; ``hedges``: second requests,
-                ``hedges_won``: that answered first; ``retries`` after a failure;
-                ``by_workers`` and ``by_workers_s``: reads that workers did themselves, and their seconds;
-                ``workers_idle_s``: seconds that workers had nothing to do because no bytes had come.
-            reads.peers: With ``cache_peers``, of all loaders of the host: ``hosts`` that are one cache; ``asked`` and
-                ``failed`` requests to others, those that are ``left_out`` until they answer, and ``why``; ``served``
-                requests of others, and their ``served_bytes``.
-            reads.files: Files: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
-            reads.urls: URLs: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
-            cache.memory: ``policy``: what is kept, and ``why``; ``budget_bytes``, ``bytes`` and ``copies`` kept;
-                ``fields``: samples whose fields are kept in place of what was read, ``kept``: why; ``hits``,
-                ``misses``, ``hit_bytes``, ``evicted`` since the workers were started.
-            cache.disk: ``hits``, ``misses``, ``bytes_read``, ``written``, ``bytes_written``; ``stale``: of another
-                version, ``corrupt``: damaged, both removed; ``refused``: no room; ``removed``: not needed soon,
-                ``evicted``: no run uses it; ``disk_full`` and ``failed`` writes; ``nbytes`` kept of ``budget_bytes``;
-                ``why`` they are kept; ``off``: why the directory is not used any more, or None.
-            share: With ``share_budget``. ``loaders`` that have the same samples; samples ``granted``: prepared here for
-                all, ``copied`` from others, prepared ``again`` although another had or had begun to; ``why_not``:
-                why nothing is shared any more, or empty.
-            device: Batches on their way to a GPU (a list with several): ``batches``, ``copies`` made for them,
-                ``gathered``: batches that were joined in pinned memory first, ``crossed``: micro-batches that came from
-                another GPU, ``short_of_memory``: times that memory ran out, ``unloaded``: batches sent back to the
-                host, ``pinned_bytes``, ``pinning_refused`` (why, or None), ``device_bytes`` and ``device_bytes_peak``
-                held, ``nvml``: ``utilisation``, ``memory_used_bytes``, ``memory_total_bytes``, or None.
-            nodes: Machines of ``cluster``, by lane: ``connected``, how often each was ``lost``, ``received_bytes``.
-            device_lane: The device lane (a list with several): ``micro_batch``: samples at a time at most,
-                ``short_of_memory``: times that memory ran out, ``spilled_to_host``: samples sent to the host,
-                ``retired``: it has given up, ``nvjpeg``: the version in use, ``step_s_per_work_s``: seconds that a
-                second of its work adds to the training step, ``spared``: the CPU lane keeps up alone.
-            metrics: The address that Prometheus asks, with ``metrics_port``.
-
-        Raises:
-            RuntimeError: ``iter()`` has not been called yet.
+        Raises RuntimeError before the first ``iter()``.
         """
         return self._session.stats()
 

@@ -16,7 +16,7 @@ from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.cursor import Cursor, check_drawn_again, drawn_witness, most_drawn_again
 from minato_gpu.checkpoint.global_generator import GlobalGenerator
-from minato_gpu.checkpoint.streams import check_streams, explain_reading, resumed_streams, starts_between
+from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts_between, warn_of_draws
 from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, Key, Value, name_of
@@ -202,8 +202,8 @@ class Resumption:
         saved, number, seed = self.state["source"], self.number, self.state["seed"]
         if self.state["kind"] == "iterable":
             later = self._persistent and number != self.state["workers_epoch"]
-            anew = loader.num_workers > 0 and (later or loader.worker_kind == "thread")
-            explain_reading(self.starts, self._sampling.size or 1, draws_anew=anew)
+            if loader.num_workers > 0 and (later or loader.worker_kind == "thread"):
+                warn_of_draws(self.starts)
             epoch = EpochBatches(loader, number, seed, Order(iter(())))
             epoch.streams = resumed_streams(saved, self.starts)
             return epoch

@@ -14,11 +14,10 @@ from minato_gpu.lanes.snapshots import dumps
 from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
 from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.util.messages import LOGGER, say_once
+from minato_gpu.util.messages import say_once
 
 MOST_READ_AGAIN = 1 << 28
 """So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""
-_MANY = 1 << 20  # a wait that should be explained
 
 
 def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
@@ -182,35 +181,23 @@ def _check_owner(given: Mapping[str, JSON], dataset: Value) -> None:
         raise ValueError(f"the state holds one of the data set, but {name} takes none")
 
 
-def check_read_again(places: Sequence[StreamState], samples: int) -> int:
-    """Returns how many samples of all streams will be read again and dropped. Raises ValueError for too many of one."""
-    counts = [samples * at.again for at in places]
-    most = max(counts, default=0)
+def check_read_again(places: Sequence[StreamState], samples: int) -> None:
+    """Raises ValueError if too many samples of a stream would be read again and dropped."""
+    most = max((samples * at.again for at in places), default=0)
     if most > MOST_READ_AGAIN:
         raise ValueError(
             f"state: 'batches' tells of a stream of which {most} samples were delivered. Its data set has no state of "
             f"its own, so they would have to be read again, and at most {MOST_READ_AGAIN} are; give the data set, or "
             "its iterator, state_dict() and load_state_dict(), which the loader then uses"
         )
-    return sum(counts)
 
 
-def explain_reading(places: Sequence[StreamState], samples: int, *, draws_anew: bool) -> None:
-    """Logs why the first batch will take its time.
-
-    ``draws_anew``: what streams draw will differ from what they drew.
-    """
-    count = check_read_again(places, samples)
-    if draws_anew and any(at.again and at.state is None for at in places):
+def warn_of_draws(places: Sequence[StreamState]) -> None:
+    """Logs once that streams which are read again, and draw, will not draw what they drew."""
+    if any(at.again and at.state is None for at in places):
         say_once(
             "An iterable data set without a state of its own is read again, and what it draws from global generators "
             "in worker threads, or in workers that persist after their first epoch, is not what it drew. If that "
             "chooses its samples (a shuffle buffer), some are lost now and others come twice. Give the data set, or "
             "its iterator, state_dict() and load_state_dict(), or a generator of its own"
-        )
-    if count >= _MANY:
-        LOGGER.warning(
-            "%d samples of the data set are read again and dropped before the first batch, as 'batches' of the state "
-            "says; leaving the loop, or closing the loader, breaks that off",
-            count,
         )

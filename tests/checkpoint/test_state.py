@@ -7,8 +7,10 @@ import copy
 import io
 import itertools
 import json
+import threading
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import Any
 
@@ -23,8 +25,11 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint import streams
 from minato_gpu.samples import key_digest
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.support.calls import operations_of
+from tests.support.concurrency import alone
+from tests.support.numbers import LENGTH, Plain
 
 _DATA: Any = list(range(24))
 
@@ -301,3 +306,45 @@ def test_an_order_of_numpys_numbers_is_no_larger_than_one_of_pythons() -> None:
     assert len(json.dumps(plain)) - len(json.dumps(s.plain_batch(list(map(int, keys))))) < 32
     (back,) = s.batches_of({"drawn": [plain]})
     assert back == keys and {type(key) for key in back} == {np.int32}
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(0, 2), (1, 0)])
+def test_a_state_may_be_asked_for_while_batches_are_delivered(
+    monkeypatch: pytest.MonkeyPatch, workers: int, ahead: int
+) -> None:
+    """By a thread that saves now and then, say."""
+    add, rewound, inside = DeliveredPositions.add, DeliveredPositions.rewound, threading.Lock()
+
+    def adds(self: DeliveredPositions, *given: Any, **more: Any) -> None:
+        with alone(inside, "a state is made meanwhile"):
+            add(self, *given, **more)
+
+    def looks(self: DeliveredPositions, batches: int) -> DeliveredPositions:
+        with alone(inside, "a batch is delivered meanwhile"):
+            return rewound(self, batches)
+
+    monkeypatch.setattr(DeliveredPositions, "add", adds)
+    monkeypatch.setattr(DeliveredPositions, "rewound", looks)
+    more: dict[str, Any] = {"worker_kind": "thread"} if workers else {}
+    loader: Any = DataLoader(Plain(), 4, num_workers=workers, **more)
+    over, states = threading.Event(), list[Any]()
+
+    def save() -> None:
+        while not over.is_set():
+            states.append(loader.state_dict(ahead)["progress"])
+
+    batches = iter(loader)
+    for _ in range(ahead):
+        next(batches)
+    with ThreadPoolExecutor() as pool:
+        saving = pool.submit(save)
+        try:
+            for _ in batches:
+                if saving.done():
+                    break
+        except BaseException:
+            over.set()
+            raise
+        over.set()
+        assert saving.exception() is None or "ahead" in str(saving.exception())
+    assert states and all(one["below"] == min(4 * one["batches"], LENGTH) for one in states)

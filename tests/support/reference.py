@@ -16,6 +16,7 @@ from minato_gpu import DataLoader
 from minato_gpu.lab.cli import main
 
 PAGE = Path(minato_gpu.__file__).parent / "manual" / "reference.md"
+STATISTICS = PAGE.with_name("statistics.md")
 MORE = {  # pages that say more about an argument
     "pipeline": "pipelines.md",
     "device": "gpus.md#several-gpus",
@@ -57,9 +58,15 @@ def section(docstring: str, name: str) -> dict[str, str]:
     return {key: re.sub(r"\s+", " ", value) for key, value in entries}
 
 
+def statistics() -> dict[str, str]:
+    """The entries of the manual's page on ``stats()``: key and text."""
+    text = STATISTICS.read_text(encoding="utf-8")
+    return dict(re.findall(r"^- \*\*`([\w.*]+)`\*\* (.*(?:\n  .*)*)", text, flags=re.MULTILINE))
+
+
 def page() -> str:
     """The page as it should be."""
-    return "\n".join([HEAD, *_arguments(), *_stats(), *_commands(), ""])
+    return "\n".join([HEAD, *_arguments(), *_commands(), ""])
 
 
 def _item(name: str, text: str) -> str:
@@ -73,17 +80,6 @@ def _arguments() -> Iterator[str]:
         if name in own | {"prefetch_factor"}:
             more = f" [More]({MORE[name]})." if name in MORE else ""
             yield _item(name, text + more)
-
-
-def _stats() -> Iterator[str]:
-    docstring = DataLoader.stats.__doc__ or ""
-    head = inspect.cleandoc(docstring).partition("\nReturns:")[0]
-    text = re.sub(
-        r"\s+", " ", f"`DataLoader.stats()`: {head}`DataLoader.scalars()` is the same as flat numbers, under paths"
-    )
-    yield "\n## What `stats()` tells\n"
-    yield textwrap.fill(f"{text} such as `lanes/cpu/busy_share`.".replace("``", "`"), 120) + "\n"
-    yield from (_item(name, told) for name, told in section(docstring, "Returns").items())
 
 
 def _commands() -> Iterator[str]:
