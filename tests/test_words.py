@@ -11,7 +11,7 @@ import minato_gpu
 PACKAGE = Path(minato_gpu.__file__).parent
 # Nouns of the field, and the public module of Accelerate's users.
 NOUNS = {
-    *("fetching", "forking", "greeting", "hedging", "loading", "pacing", "packing", "padding", "reading", "routing"),
+    *("fetching", "forking", "greeting", "loading", "pacing", "packing", "padding", "reading", "routing"),
     *("seeding", "sharing", "staging", "training", "accelerated"),
 }
 # Participles that are still there; none may be added.

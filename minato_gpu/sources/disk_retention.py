@@ -17,14 +17,11 @@ _KNOWN = (16, 128, 1024)  # sources that have been read: it is looked again how 
 
 
 class DiskRetention:
-    """Decides what a cache on disk keeps of a data set of ``samples`` samples. ``why``: a sentence on what stays.
+    """Decides what a cache on disk keeps of a data set of ``samples`` samples. ``why``: a sentence on what stays."""
 
-    ``memory_bytes``: what a tier in memory keeps of the same data set.
-    """
-
-    def __init__(self, samples: int, memory_bytes: int = 0) -> None:
+    def __init__(self, samples: int) -> None:
         self.why = "minio: the first epoch has not begun"
-        self._samples, self._memory = samples, memory_bytes
+        self._samples = samples
         self._parts = 1  # sources of a sample
         self._sizes = 0  # sources that have been read
         self._nbytes = 0  # bytes of disk that these take
@@ -90,4 +87,4 @@ class DiskRetention:
             nbytes, sizes = self._room.taken, self._room.copies
         if not nbytes:
             return None
-        return (self._room.nbytes + self._memory) / (nbytes / sizes * self._samples * self._parts)
+        return self._room.nbytes / (nbytes / sizes * self._samples * self._parts)

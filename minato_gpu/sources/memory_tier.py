@@ -32,8 +32,6 @@ class Copy(NamedTuple):
     block: int
     nbytes: int
     stamp: int
-    version: bytes | None = None  # version that a copy on disk would be of; None if there is one, or may be none
-    sample: int = -1  # for which they were read
 
 
 class Begun(NamedTuple):

@@ -10,8 +10,8 @@ and does not prepare is granted to another.
 The first loader of a group is believed. Each other one prepares its first samples itself, and sends their checksums:
 it is believed, and granted samples and given copies, once ten of them were those of a loader that is believed.
 
-A message wakes a loader, which costs it more than the copy of a sample. So what comes while a worker prepares some
-samples is announced together, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
+A message wakes a loader, which costs it more than the copy of a sample. So what comes at about the same time is
+announced together, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from minato_gpu.sources.sent_samples import SentSample, ask, ask_checksum, place
 from minato_gpu.sources.service import Ready
 
 UNFINISHED = 8  # samples granted and not prepared, for each worker of a loader
-_TOGETHER = 4  # samples are announced together within this many times what preparing one takes, TOGETHER_S at most
-TOGETHER_S = 50e-3
+TOGETHER_S = 10e-3  # what comes within this time is announced together
 COMPARED = 10  # samples of a loader that must be the same before it is believed
 LATE_S = 1.0  # beyond what preparing usually takes
 _LOOK_S = 0.25
@@ -92,11 +91,6 @@ class SampleGroup:
         if self._known >= _LEARNED and self._prepare_s < sharing_s:
             self.why_not = f"preparing one takes {1e3 * self._prepare_s:.2f} ms, and sharing it {1e3 * sharing_s:.2f}"
 
-    @property
-    def together_s(self) -> float:
-        """Returns for how many seconds what has come may wait to be announced."""
-        return min(TOGETHER_S, _TOGETHER * self._prepare_s)
-
     def settle(self, now: float) -> None:
         """Passes on all tickets that need not wait, and grants samples, to each loader one after the other."""
         for one in self.members:
@@ -147,9 +141,8 @@ class PreparedSamples:
 
     def look(self) -> None:
         """Decides soon who may prepare what, as something has changed."""
-        groups = self._groups.values()
-        is_short = any(one.is_short for group in groups for one in group.members)
-        due = self.now() + (0.0 if is_short else min((group.together_s for group in groups), default=0.0))
+        is_short = any(one.is_short for group in self._groups.values() for one in group.members)
+        due = self.now() + (0.0 if is_short else TOGETHER_S)
         if due < self._due:
             self._due = due
             self._later(due - self.now(), self._settle)

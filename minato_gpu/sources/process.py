@@ -287,7 +287,7 @@ class Link:
         except CacheDirectoryError as error:
             LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
             return
-        following = DiskRetention(settings.samples, settings.memory_bytes)
+        following = DiskRetention(settings.samples)
         self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self.pool, following)
 
     def _leave_disk(self) -> None:

@@ -5,7 +5,7 @@ Reads are started in the order of tickets while what is ready or under way stays
 what the oldest place misses is always read, or nothing would go on. Tickets that want the same source share one copy.
 
 Where there are *tiers* (memory_tier.py, disk_pool.py), bytes stay for later epochs: what the tier in memory keeps is
-not freed as it is released, and what it does not the tier on disk is given to write. Both have budgets of their own.
+not freed as it is released, and the tier on disk is given all to write. Both have budgets of their own.
 """
 
 from __future__ import annotations
@@ -317,10 +317,13 @@ class Service:
         self._typical += round((each.nbytes - self._typical) / self._known)
         if each.block >= 0:
             each.stamp = self._blocks.publish(each.block)
-        memory = self._memory
-        if memory is not None and each.block >= 0:
-            self._keep(memory, each, version)
-        if not each.kept and self._bytes.get(each.key) is each:
+        if self._memory is not None and each.block >= 0:
+            copy = Copy(each.key, each.block, each.nbytes, each.stamp)
+            each.kept, going = self._memory.offer(each.item, copy, each.at)
+            if each.kept:
+                self._ahead -= each.nbytes
+            self._gone(going)
+        if self._bytes.get(each.key) is each:
             self._write(each, version)
 
     def _pass(self, each: SourceBytes) -> None:
@@ -339,13 +342,6 @@ class Service:
     def _written(self, each: SourceBytes) -> None:
         self._leave(each)
         self._start()
-
-    def _keep(self, memory: MemoryTier, each: SourceBytes, version: bytes | None) -> None:
-        copy = Copy(each.key, each.block, each.nbytes, each.stamp, version, each.sample)
-        each.kept, going = memory.offer(each.item, copy, each.at)
-        if each.kept:
-            self._ahead -= each.nbytes
-        self._gone(going)
 
     def receive(self, found: Received) -> None:
         """Takes in the fields of a sample that a worker has sent, or why there are none."""
@@ -377,21 +373,14 @@ class Service:
             self._gone(self.fields.choose(self._typical * self._parts))
 
     def _gone(self, going: Iterable[Copy]) -> None:
-        """Handles copies that the tier in memory has dropped: the disk may have room for them."""
+        """Frees copies that the tier in memory has dropped; those in use stay until they are released."""
         for gone in going:
-            version = gone.version
             live = self._bytes.get(gone.key)
-            if live is not None and live.kept and live.block == gone.block:  # of use until it is released
+            if live is not None and live.kept and live.block == gone.block:
                 live.kept = False
+                self._ahead += live.nbytes
             else:
-                live = SourceBytes(gone.key, -1, -1, gone.sample, self._epoch, done=True)
-                live.block, live.nbytes = gone.block, gone.nbytes
-                if self._memory is not None and self._memory.holds(gone.key):  # a newer one
-                    version = None
-            self._ahead += live.nbytes
-            self._write(live, version)
-            if not live.users:
-                self._let_go(live)
+                self._blocks.free(gone.block)
 
     def behind(self) -> bool:
         """Returns whether less than half of the wanted tickets have their bytes."""

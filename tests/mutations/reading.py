@@ -203,7 +203,7 @@ FAULTS = (
     ),
     Fault(
         "nobody is asked a second time",
-        "sources/hedging.py",
+        "sources/remote.py",
         "        if self._allowed < 1.0:\n",
         "        if True:\n",
         ("sources/test_pool.py",),

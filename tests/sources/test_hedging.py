@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.sources.hedging import Hedging, is_final
+from minato_gpu.sources.remote import Hedging, is_final
 
 
 def test_one_for_twenty_requests() -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.hedging import ATTEMPTS
 from minato_gpu.sources.pool import ReaderPool
-from minato_gpu.sources.remote import RemoteReads
+from minato_gpu.sources.remote import ATTEMPTS, RemoteReads
 from minato_gpu.sources.source import Source
 from tests.sources.virtual import run
 
