@@ -14,7 +14,6 @@ import mmap
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable
 from multiprocessing import context, forkserver, reduction
 from multiprocessing.popen_forkserver import Popen as ForkServerPopen
 from pickle import HIGHEST_PROTOCOL, loads
@@ -102,20 +101,11 @@ def _start_server(job: Job) -> None:
 
 
 def _modules(job: Job) -> set[str]:
-    """Returns the modules of the job's parts and of what these hold, and those that the program's own file has
-    imported.
+    """Returns the modules of the job's parts, and those that the program's own file has imported.
 
     Every worker imports that file, too, if it is not a notebook.
     """
-    parts = _held([job])
-    values = [*parts, *_held(parts), *vars(sys.modules["__main__"]).values()]
-    return {name for value in values for each in (value, type(value)) if (name := _module_of(each))}
-
-
-def _held(values: Iterable[Value]) -> list[Value]:
-    return [held for value in values for held in getattr(value, "__dict__", {}).values()]
-
-
-def _module_of(value: Value) -> str | None:
-    found = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return found if isinstance(found, str) else None
+    values = [*vars(job).values(), *vars(sys.modules["__main__"]).values()]
+    named: list[Value] = [value.__name__ for value in values if isinstance(value, ModuleType)]
+    named += [getattr(each, "__module__", None) for value in values for each in (value, type(value))]
+    return {name for name in named if isinstance(name, str)}

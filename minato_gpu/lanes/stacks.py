@@ -26,7 +26,7 @@ from pathlib import Path
 from time import monotonic
 
 SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual data set uses
-_ANSWER_S = 3.0  # longest wait for all answers; a worker that the kernel holds never answers
+_ANSWER_S = 5.0  # longest wait for all answers; a worker that the kernel holds never answers
 _NEXT_S = 0.5  # dumps that pause for so long are over, as there is no end mark
 _MOST = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # process, user, group

@@ -207,6 +207,7 @@ def test_a_worker_that_does_not_come_to_take_work() -> None:
     text = str(error_of(RuntimeError, next, iterator))
     gate.set()
     assert "Worker 0 is at:" in text and "Worker 1 is at:" in text and "never_starts" in text
+    assert "does not answer" not in text, "what one says is not another's"
 
 
 def test_a_process_that_does_not_listen_yet_is_not_killed() -> None:

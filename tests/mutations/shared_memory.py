@@ -176,4 +176,25 @@ FAULTS = (
         "for lease in list(self._leases.values()):",
         ("lanes/test_cpu.py",),
     ),
+    Fault(
+        "what the consumer has of a worker's arena goes with its loader",
+        "lanes/worker_channels.py",
+        "arena.forsake(self.loans.lent_by(owner))",
+        "arena.forsake(())",
+        ("lanes/test_processes.py",),
+    ),
+    Fault(
+        "a replacement begins before its parent knows of it",
+        "memory/status_board.py",
+        "        while self.words[known] != os.getpid():\n",
+        "        while not known:\n",
+        ("lanes/test_processes.py",),
+    ),
+    Fault(
+        "stacks of one worker are taken for those of another",
+        "lanes/stacks.py",
+        "                pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])\n",
+        "                pid = next(iter(self._written), 0)\n",
+        ("contracts/test_hangs.py",),
+    ),
 )
