@@ -14,6 +14,7 @@ from minato_gpu.samples import JSON
 from minato_gpu.util.threads import usable_cores
 
 _SLOWEST = 10
+_PREFETCH = 2  # batches for each worker, PyTorch's default
 
 
 class Findings:
@@ -67,6 +68,7 @@ class Findings:
     def profile(self, rank: int, ranks: int) -> Profile:
         """Returns the profile so far."""
         subject, loader, compute = self.subject, self.subject.loader, self.meters["compute"]
+        options, epochs = subject.options, getattr(loader, "epochs", None)
         samples = self._samples.get("warm") or self._samples.get("sight") or []
         batches = self._batches.get("warm") or self._batches.get("sight") or []
         steps = math.fsum(compute.steps)
@@ -77,9 +79,9 @@ class Findings:
             samples=subject.samples,
             batch_size=subject.batch_size,
             workers=subject.workers,
-            prefetch=subject.prefetch,
+            prefetch=loader.prefetch_factor or _PREFETCH,
             in_order=bool(getattr(loader, "in_order", True)),
-            max_lateness=subject.lateness(),
+            max_lateness=0 if options is None else options.lateness,
             rank=rank,
             ranks=ranks,
             cores=_cores(usable_cores(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))),
@@ -94,12 +96,12 @@ class Findings:
             scaling=tuple(sorted(self.scaling)),
             stages_s=_stages(samples),
             phases=self._phases(),
-            worker_kind="thread" if subject.uses_threads else "process",
+            worker_kind="thread" if options is not None and options.threads else "process",
             pin_memory=bool(loader.pin_memory),
             step_cpu_share=math.fsum(compute.cpus) / steps if steps else 0.0,
-            persistent=subject.persists,
-            overlap=subject.overlaps,
-            shards=subject.shards,
+            persistent=bool(loader.persistent_workers or epochs),
+            overlap=epochs is not None,
+            shards=int(getattr(loader.sampler, "num_replicas", 1)),
             slowest=tuple(self._slowest(samples)),
             notes=tuple(self.notes),
         )

@@ -20,7 +20,6 @@ from minato_gpu.samples import Key, Value
 from minato_gpu.sampling.samplers import length_of
 
 _MOST_DRAWN = 20_000  # batches
-_PREFETCH = 2  # PyTorch's default
 _OF_TORCH = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
     *("prefetch_factor", "pin_memory_device", "in_order"),
@@ -40,7 +39,7 @@ class Subject:
         self.loader, self.folder = loader, folder
         self._own = WeakSet[Any]()  # those that were made like it
         self.kind: LoaderKind = "minato_gpu" if isinstance(loader, ours.DataLoader) else "torch"
-        self._options = Options.check(loader) if isinstance(loader, ours.DataLoader) else None
+        self.options = Options.check(loader) if isinstance(loader, ours.DataLoader) else None  # of one of ours
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         self.workers = loader.num_workers
         self.length = length_of(loader)
@@ -70,36 +69,6 @@ class Subject:
         if len(self.keys) == self.length:
             return sum(map(len, self.keys))
         return self.length * self.batch_size
-
-    @property
-    def prefetch(self) -> int:
-        """Batches for each worker."""
-        return self.loader.prefetch_factor or _PREFETCH
-
-    @property
-    def uses_threads(self) -> bool:
-        """True where its workers are threads."""
-        return self._options is not None and self._options.threads
-
-    @property
-    def persists(self) -> bool:
-        """True where its workers outlive an epoch."""
-        return bool(self.loader.persistent_workers or getattr(self.loader, "epochs", None))
-
-    @property
-    def overlaps(self) -> bool:
-        """True where the next epoch is prepared while one ends."""
-        return getattr(self.loader, "epochs", None) is not None
-
-    @property
-    def shards(self) -> int:
-        """An epoch reads one sample of the set in so many, as ``DistributedSampler`` has it."""
-        sampler = self.loader.sampler
-        return int(getattr(sampler, "num_replicas", 1))
-
-    def lateness(self) -> int:
-        """The lateness in batches."""
-        return 0 if self._options is None else self._options.lateness
 
     def book(self, phase: str) -> NoteBook:
         """Returns where workers note what they see in this phase."""

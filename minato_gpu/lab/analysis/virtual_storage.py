@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -28,7 +27,6 @@ class VirtualStorage:
         self._storage, self._hits, self._hit_share = storage, hits, 0.0
         self._rng = np.random.default_rng((seed, 1))
         self._free_at = [0.0] * _AT_ONCE  # a heap: when each of the reads at once has ended
-        heapify(self._free_at)
         self._link_free_at = 0.0  # when all bytes that were asked for have come
         self._arrivals: list[tuple[float, int]] = []  # a heap: when the bytes of a sample come, and its serial
 
@@ -44,9 +42,6 @@ class VirtualStorage:
                 at = self._link_free_at = max(self._link_free_at, first_byte) + storage.nbytes / storage.bytes_per_s
                 heapreplace(self._free_at, at)
             heappush(self._arrivals, (at, serial))
-
-    def release(self, now: float, serials: Iterable[int]) -> None:
-        """Nothing is kept that could be released."""
 
     def next_at(self) -> float:
         return self._arrivals[0][0] if self._arrivals else _NEVER

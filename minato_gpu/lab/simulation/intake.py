@@ -34,9 +34,6 @@ class Reading(Protocol):
     def want(self, now: float, place: int, serials: range) -> None:
         """Asks for the bytes of the samples of a batch that has been drawn."""
 
-    def release(self, now: float, serials: Iterable[int]) -> None:
-        """Releases the bytes of samples that have been prepared."""
-
     def next_at(self) -> float:
         """Returns when something happens next; infinite where nothing will."""
 

@@ -192,7 +192,7 @@ class VirtualLoader:
         if chunk.kind == "inspect":
             self._tell(self._inspected(run))
             return
-        serials, spent = self._newly(run, count)
+        serials, spent = run.newly(count)
         if lane.kind == m.DEVICE:
             self._device_s += spent
             self.made_on.update(dict.fromkeys(serials, chunk.lane))
@@ -267,15 +267,8 @@ class VirtualLoader:
         for run in self._leases():
             done = run.done(self._now)
             if run.told < done < len(run.ends) and run.chunk.stop < 0:
-                serials, seconds = self._newly(run, done)
+                serials, seconds = run.newly(done)
                 self._tell(m.Finished(self._now, run.chunk.number, done, seconds, 1000 * len(serials), final=False))
-
-    def _newly(self, run: ChunkRun, done: int) -> tuple[list[int], float]:
-        """Returns the samples that are reported now, and their seconds; nobody reads their bytes any more."""
-        serials, seconds = run.newly(done)
-        if self._reading is not None:
-            self._reading.release(self._now, serials)
-        return serials, seconds
 
     # --- the shell ------------------------------------------------------------------------------------------
 

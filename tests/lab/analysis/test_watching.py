@@ -133,7 +133,7 @@ def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
     assert _values(subject.like()) == _values(subject.like("warm")) == drawn
     assert _values(subject.like(batches=subject.keys[1:])) == drawn[1:]
     assert generator.get_state().equal(state)  # loaders like it draw nothing of the script's own
-    assert (subject.samples, subject.length, subject.batch_size, subject.prefetch) == (10, 3, 4, 2)
+    assert (subject.samples, subject.length, subject.batch_size) == (10, 3, 4)
     assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
 
 

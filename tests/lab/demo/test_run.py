@@ -13,7 +13,6 @@ import torch
 from click.testing import CliRunner, Result
 
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.demo.run import epoch_row
 from minato_gpu.lab.demo.training import Tally, TrainingOutcome
 
 COUNT, EPOCHS = 24, 2
@@ -100,8 +99,6 @@ def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
 
 # --- the consumer's own count ---------------------------------------------------------------------------------------
 
-WAITS = {"p50": 0.001, "p95": 0.01, "p99": 0.02, "total": 0.5}
-
 
 def _tally(epoch: int, labels: list[int]) -> Tally:
     tally = Tally(epoch, samples_expected=4, labels=torch.zeros(2, dtype=torch.int64), elapsed_s=2.0)
@@ -109,20 +106,6 @@ def _tally(epoch: int, labels: list[int]) -> Tally:
         # The model always says class 0.
         tally.add(torch.tensor([label]), torch.tensor([[1.0, 0.0]]), loss=float(label))
     return tally
-
-
-def _stats(cpu: int, device: int) -> dict[str, Any]:
-    lanes = {"cpu": {"samples": cpu, "slots": 2, "busy_share": 0.5}, "device": {"samples": device, "slots": 1}}
-    return {
-        "samples_failed": 0,
-        "samples_repeated": 0,
-        "first_batch_s": 0.25,
-        "lanes": lanes,
-        "prediction": {"samples": 4, "log_sigma": None, "rank_correlation": 0.5},
-        "wait_s": WAITS,
-        "stalls": {},
-        "bytes_in_flight_peak": 1_000_000,
-    }
 
 
 @pytest.mark.parametrize(
@@ -135,8 +118,3 @@ def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples
 ) -> None:
     outcome = TrainingOutcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
     assert outcome.complete is complete
-
-
-def test_what_is_not_known_of_an_epoch_is_none() -> None:
-    row = epoch_row(_tally(0, [0, 0, 1, 1]), _stats(3, 1))
-    assert (row["prediction_log_sigma"], row["busy_share_device_lane"], row["accuracy"]) == (None, None, 0.5)
