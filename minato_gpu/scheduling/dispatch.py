@@ -89,7 +89,7 @@ class Dispatcher:
             return True
         if (
             lane.wants_many
-            and self.waiting.samples(lane.side) < lane.limits[0] // 2
+            and self.waiting.samples(lane.home) < lane.limits[0] // 2
             and not self._blocks_next_batch(lane)
         ):
             return False
@@ -102,9 +102,9 @@ class Dispatcher:
         if lane.load[0] or not self.consumer_starves:
             return False
         oldest = self.waiting.oldest()
-        if oldest is not None and oldest.side == lane.side:
+        if oldest is not None and oldest.side == lane.home:
             return True
-        return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples(lane.side)
+        return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples(lane.home)
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Dispatches the oldest waiting entry after memory refused an early one."""
@@ -127,7 +127,7 @@ class Dispatcher:
         entry = self._first(lane, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
             return entry, None if lane.is_device else self.intake.router.cut(entry)
-        return None if not self.policy.threshold else self.intake.router.steal(lane, self.intake.newest)
+        return self.intake.router.steal(lane, self.intake.newest)
 
     def _slow_slots_taken(self) -> bool:
         """Returns True when slow samples hold all CPU slots but one (a single slot is not reserved)."""
@@ -139,9 +139,7 @@ class Dispatcher:
 
     def _first(self, lane: LaneState, patience: float = 0.0) -> Entry | None:
         """Returns the ticket on the lane's side that should start first and that the lane may have."""
-        if lane.is_device and lane.side == m.CPU and self.policy.pins:
-            return self.waiting.first_of(lane.home)
-        entry = self.waiting.first(lane.side, patience)
+        entry = self.waiting.first(lane.home, patience)
         if entry is not None and entry.inspect and not (lane.helps or lane.is_device):
             return self.waiting.first_inspected()
         return entry

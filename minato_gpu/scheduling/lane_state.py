@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, sqrt
 
-from minato_gpu.scheduling.messages import CPU, Chunk, LaneCosts
+from minato_gpu.scheduling.messages import Chunk, LaneCosts
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import DEVICE, Entry
@@ -39,9 +39,7 @@ class LaneState:
         self.is_device = kind == DEVICE
         self.helps = on_host and not self.is_device  # it inspects for other lanes and collates batches
         self.learns = not on_host  # its speed is learned
-        self.home = name if self.is_device and policy.pins else kind  # the side meant for it, see ``waiting``
-        # side on which its tickets wait; CPU where nothing is routed
-        self.side = self.home if policy.threshold else CPU
+        self.home = name if self.is_device and policy.pins else kind  # side on which its tickets wait, see ``waiting``
         self.seconds = 0.0  # predicted, of the chunks that it holds
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1

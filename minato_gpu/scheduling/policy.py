@@ -27,7 +27,6 @@ class Policy:
     slow_factor: float = 2.0  # a sample is slow at this many times the mean (and more than a batch or two take)
     early: bool = True  # start samples that are predicted slow early
     reserve: bool = True  # out of order, slow samples never take every slot
-    threshold: bool = True  # route by the window's threshold; else first come, first served
     micro_batch: int = 16  # most samples of one device chunk
     device_s: float = 10e-3  # target of a device chunk
     compose_ahead: int = 1  # below so many composed, undelivered batches one may overtake an older sample

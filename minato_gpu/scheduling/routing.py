@@ -86,7 +86,7 @@ class Router:
     def update(self, rank: Callable[[Entry], None]) -> None:
         """Recomputes the threshold from the window's costs and the lanes' backlogs, and moves entries that change
         sides."""
-        if not (self._policy.threshold and self._policy.cpu_runs):  # no choice
+        if not self._policy.cpu_runs:  # no choice
             return
         if not any(lane.is_device for lane in self._lanes.values()):
             return
@@ -134,7 +134,7 @@ class Router:
 
     def prefers_device(self, entry: Entry) -> bool:
         """Returns True when the entry is on the device's side of the threshold and its device lane is open."""
-        return self._policy.threshold and entry.ratio >= self.threshold and bool(self._open(entry.home))
+        return entry.ratio >= self.threshold and bool(self._open(entry.home))
 
     def may_rescue(self, entry: Entry) -> bool:
         """Returns True when a device could continue the sample from a later stage."""
@@ -183,7 +183,7 @@ class Router:
 
     def _steal_from(self, owner: str, home: str, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
         """Returns what ``steal`` returns, from one side and among the tickets of one home."""
-        owners = [lane for lane in self._lanes.values() if lane.side == owner]
+        owners = [lane for lane in self._lanes.values() if lane.home == owner]
         slots = sum(lane.slots * lane.speed for lane in owners)
         if slots <= 0:
             entry = self._waiting.nearest(owner, home)

@@ -239,11 +239,6 @@ class Waiting:
             return fast or slow
         return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
 
-    def first_of(self, home: str) -> Entry | None:
-        """Returns the entry of this home that should start first where all wait on the CPU's side (a linear search)."""
-        mine = (entry for entry in self._entries.values() if entry.home == home)
-        return min(mine, key=lambda entry: (entry.priority, entry.lo), default=None)
-
     def first_inspected(self) -> Entry | None:
         """Returns the entry on the CPU's side that should start first and needs no inspection (a linear search)."""
         ready = (entry for entry in self._entries.values() if entry.side == CPU and not entry.inspect)

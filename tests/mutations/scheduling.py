@@ -188,8 +188,8 @@ FAULTS = (
     Fault(
         "every sample goes to the slower side of the threshold",
         "scheduling/routing.py",
-        "return self._policy.threshold and entry.ratio >= self.threshold and bool(self._open(entry.home))",
-        "return self._policy.threshold and entry.ratio < self.threshold and bool(self._open(entry.home))",
+        "return entry.ratio >= self.threshold and bool(self._open(entry.home))",
+        "return entry.ratio < self.threshold and bool(self._open(entry.home))",
         ("scheduling/test_routing.py", "scheduling/test_devices.py", "lab/simulation/test_comparison.py"),
     ),
     Fault(
