@@ -12,6 +12,10 @@ machine, so both ends of every connection share its cores.
     recovery_s      longest wait for a batch after the agent was killed or stopped (SIGKILL, SIGSTOP)
     peak_unread_bytes   most bytes of samples that were prepared or being prepared, and not delivered
 
+Ray Data (``ray.data``, where Ray is installed) has as many workers for the same 2,000 samples: a mapped range, by
+``iter_torch_batches``. Ray and the agent run before, and Ray's workers have prepared a batch. ``first_s``: how long the
+first batch takes from then on; the others are counted from it.
+
 Of workers that are far away, answers and samples take 20 ms each way (proxy.py); of slow ones a sample takes twice as
 long, which counts in the bound. A consumer that stops does so for 5 s, with a budget of 32 MB.
 """
@@ -24,7 +28,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import click
@@ -43,12 +48,13 @@ from minato_gpu.sources.cluster_token import TOKEN
 
 BATCH, SLEEP_S = 16, 10e-3
 _MANY = 1 << 20  # samples: no run comes to the end
+_EPOCH = 2000  # samples of a run that does
 _BUDGET = 32 << 20
 _FORK = multiprocessing.get_context("fork")
 
 
 class Way(NamedTuple):
-    """So many workers here and at an agent."""
+    """So many workers here and at an agent, or Ray's."""
 
     name: str
     local: int
@@ -66,6 +72,7 @@ class Case(NamedTuple):
     slower: float = 1.0
     delay_s: float = 0.0
     stops_s: float = 0.0
+    of_ray: bool = False  # its first way is Ray Data's, and an epoch is run
 
 
 def _pair(workers: int) -> tuple[Way, ...]:
@@ -83,6 +90,7 @@ CASES = (
     Case("40 ms away", 1536, _pair(4)[1:], delay_s=20e-3),
     Case("twice as slow", 1536, _pair(4)[1:], slower=2.0),
     Case("consumer stops", 76_800, _pair(4)[1:], stops_s=5.0),
+    Case("Ray Data, 12 KB", 1536, (Way("Ray Data", 0, 4), _pair(4)[1]), of_ray=True),
 )
 
 
@@ -162,15 +170,67 @@ def run(case: Case, way: Way, seconds: float) -> Run:
         return Run(rate, rate / bound, main_us, cpu_us, longest, loader.stats()["bytes_in_flight_peak"])
 
 
+class Epoch(NamedTuple):
+    """See the head of this module."""
+
+    samples_per_s: float
+    of_bound: float
+    main_us: float
+    cpu_us: float
+    first_s: float
+
+
+def _of_ray(samples: Slept, workers: int, undo: contextlib.ExitStack) -> Callable[[], Iterable[Any]]:
+    """What begins an epoch of Ray Data, once its workers are there."""
+    import ray.data
+
+    ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    undo.callback(ray.shutdown)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def batches(count: int = _EPOCH) -> Iterable[Any]:
+        rows = ray.data.range(count).map(lambda row: {"sample": samples[row["id"]]}, concurrency=workers)
+        return (batch["sample"] for batch in rows.iter_torch_batches(batch_size=BATCH))
+
+    assert sum(map(len, batches(BATCH * workers))) == BATCH * workers
+    return batches
+
+
+def epoch(case: Case, way: Way, _: float) -> Epoch:
+    """An epoch of one loader, in a process of its own."""
+    with contextlib.ExitStack() as undo:
+        samples: Any = Slept(np.full(_EPOCH, SLEEP_S), case.words)
+        if way.local:
+            cluster = Lanes(undo.enter_context(_agent(way.far))[0])
+            begin: Callable[[], Any] = lambda: DataLoader(samples, BATCH, num_workers=way.local, cluster=cluster)  # noqa: E731
+        else:
+            begin = _of_ray(samples, way.far, undo)
+        counted, asked = 0, time.perf_counter()
+        first, main_s, tree_s = asked, 0.0, 0.0
+        for batch in begin():
+            if not main_s:
+                first, main_s, tree_s = time.perf_counter(), time.process_time(), tree_cpu_s()
+            else:
+                counted += len(batch)
+        rate = counted / (time.perf_counter() - first)
+        main_us, cpu_us = ((1e6 * spent / counted) for spent in (time.process_time() - main_s, tree_cpu_s() - tree_s))
+        return Epoch(rate, rate / ((way.local + way.far) / SLEEP_S), main_us, cpu_us, first - asked)
+
+
 @report.benchmark("cluster", 5, batch_size=BATCH, sleep_s=SLEEP_S)
 @report.case_option
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=6.0, show_default=True, help="For each run.")
 def main(quick: bool, repetitions: int, names: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
     seconds = 1.0 if quick else seconds
     for case in cases_called(CASES, names):
+        if case.of_ray and find_spec("ray") is None:
+            report.progress(f"{case.name}: left out, since Ray is not installed")
+            click.get_current_context().meta.setdefault(report.NOT_INSTALLED, []).append("ray")
+            continue
 
-        def measure(way: Way, case: Case = case) -> Run:
-            return isolated(run, case, way, seconds, timeout_s=60 + 3 * seconds)
+        def measure(way: Way, case: Case = case) -> Run | Epoch:
+            kind: Callable[[Case, Way, float], Run | Epoch] = epoch if case.of_ray else run
+            return isolated(kind, case, way, seconds, timeout_s=120 + 3 * seconds)
 
         rows, runs = measured_rows(case.name, case.ways, repetitions, measure, lambda one: f"{one.samples_per_s:.0f}/s")
         first, *_ = ([one.samples_per_s for one in some] for some in runs.values())
