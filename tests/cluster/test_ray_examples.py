@@ -30,5 +30,4 @@ def test_rows_of_ray_data(nodes: Any, tmp_path: Path) -> None:
     names: dict[str, Any] = {"rows": data.range(100)}
     pages.run(DATA, names, tmp_path)
     assert names["loader"].stats()["samples_delivered"] == 100
-    for _ in range(2):
-        assert sorted(int(key) for batch in names["loader"] for key in batch["id"]) == list(range(100))
+    assert sorted(int(key) for batch in names["loader"] for key in batch["id"]) == list(range(100))
