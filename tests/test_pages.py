@@ -28,7 +28,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     f"{MANUAL}/several_jobs.md": (100,),
     f"{MANUAL}/several_machines.md": (100,),
     f"{MANUAL}/start.md": (100,),
-    f"{MANUAL}/storage.md": (100, 100, 25),
+    f"{MANUAL}/storage.md": (100, 100),
     f"{MANUAL}/torchvision.md": (35,),
     f"{MANUAL}/watching.md": (100, 100, 100),
     f"{MANUAL}/workers.md": (100,),

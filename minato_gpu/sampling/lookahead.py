@@ -2,8 +2,7 @@
 
 What is sent to the reader process draws the orders there, so that no generator of the training process moves: torch's
 ``DistributedSampler`` from its seed, for every rank; others of torch's samplers from a copy of the generator that they
-draw from. A sampler of another class may have an attribute ``orders``; drawing from it ahead of time might move
-generators, or wait for other ranks.
+draw from. Drawing from a sampler of another class ahead of time might move generators, or wait for other ranks.
 
 A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when. Of the
 global generator others may draw in between, a model's dropout for one. A wrong order is drawn by the same weights, and
@@ -15,7 +14,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.packing import unpacked_state
 from minato_gpu.sampling.samplers import STATEFUL_DISTRIBUTED, Sampling, length_of, name_of
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.util.cached_property import cached_property
-from minato_gpu.util.messages import say_once
 
 _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
 _DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -79,8 +76,6 @@ class LookAhead:
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = _count_of(sampling.sampler_epoch, epoch.number, self._before)
         begun = Begun(epoch.number, None, 1, skipped=epoch.position)
-        if self._uses_repeats and (pickled := orders_of(sampler)) is not None:
-            return self._with_orders(begun, SamplerOrders(pickled, count.first, count.stride))
         if sampling.batched and sampling.size is None:
             return begun  # batches are made in ways that nobody knows
         if _is_distributed(sampler):
@@ -89,14 +84,10 @@ class LookAhead:
             return self._with_orders(
                 begun, self._from_generator(sampler, epoch, early), once=self._unique_keys(sampler)
             )
-        if self._uses_repeats and type(sampler) in (list, tuple) and self._is_useful(sampler) and _are_keys(sampler):
-            return self._with_orders(begun, FixedOrder(tuple(sampler)))
         return begun
 
     def _with_orders(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
         reads = length_of(self._sampling.inner) or self._keys
-        if self._sampling.batched and self._sampling.size is None:
-            reads = self._keys  # its length is one in batches
         shards = max(self._keys, 1) / max(reads, 1)
         return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
@@ -106,7 +97,7 @@ class LookAhead:
             return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
         if type(sampler) is WeightedRandomSampler:
             return bool(sampler.replacement or sampler.num_samples < len(sampler.weights))
-        indices = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
+        indices = sampler.indices
         if self._repeats is None or self._repeats[0] is not indices:
             self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
         return self._repeats[1]
@@ -125,10 +116,6 @@ class LookAhead:
                 if each is generator and role in epoch.order.begun_from:
                     state = unpacked_state(epoch.order.begun_from[role])
         return DrawnOrders(sampler, epoch.number, state, seeds=self._seeds is generator, early=early)
-
-
-def _are_keys(sampler: Value) -> bool:
-    return all(type(key) is int for key in sampler)
 
 
 def _is_distributed(sampler: Value) -> bool:
@@ -176,52 +163,6 @@ class DistributedOrders:
             generator.manual_seed(self.seed + self.first + self.stride * epoch)
             whole = torch.randperm(self.keys, generator=generator).numpy()
         return share(whole, self.rank, self.ranks, drop_last=self.drop_last)
-
-
-@dataclass(frozen=True)
-class FixedOrder:
-    """An order that is the same in every epoch."""
-
-    keys: tuple[int, ...]
-
-    def order(self, epoch: int) -> Integers:
-        return np.asarray(self.keys, np.int64)
-
-
-@dataclass(frozen=True)
-class SamplerOrders:
-    """Orders given by a user's sampler, in its attribute ``orders``."""
-
-    pickled: bytes  # the sampler's ``orders``
-    first: int  # see EpochCount
-    stride: int
-
-    @cached_property
-    def _orders(self) -> Any:
-        return pickle.loads(self.pickled)
-
-    def order(self, epoch: int) -> Integers | None:
-        """Returns the epoch's keys; None, logged once, if the user's code raises or returns no keys."""
-        try:
-            keys = np.asarray(self._orders.order(self.first + self.stride * epoch))
-            if keys.ndim != 1 or (len(keys) and keys.dtype.kind not in "iu"):
-                raise ValueError("it must return whole numbers, one for each sample")
-        except Exception as error:
-            say_once(f"The sampler's orders.order() is of no use to the cache, which goes on without: {error!r}")
-            return None
-        return keys.astype(np.int64)
-
-
-def orders_of(sampler: Value) -> bytes | None:
-    """Returns a sampler's ``orders``, pickled; None if it has none, or they cannot be pickled."""
-    orders = getattr(sampler, "orders", None)
-    if not callable(getattr(orders, "order", None)):
-        return None
-    try:
-        return pickle.dumps(orders, 5)
-    except Exception as error:
-        say_once(f"The sampler's orders cannot be pickled, so the cache goes on without: {error!r}")
-        return None
 
 
 class DrawnOrders:

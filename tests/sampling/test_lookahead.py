@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +19,7 @@ from torch.utils.data import (
 
 from minato_gpu import DataLoader
 from minato_gpu.caching.orders import Orders
-from minato_gpu.sampling.lookahead import LookAhead, SamplerOrders, orders_of
+from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.packing import packed_state
 from minato_gpu.sources.memory_tier import Begun
 
@@ -155,81 +153,3 @@ def test_an_epoch_that_an_earlier_run_has_begun(role: str) -> None:
     begun = looking(sampler)(epoch(2, {role: state}, 7))
     assert listed(begun, 2) == [expected]
     assert begun.skipped == 7
-
-
-def test_lists_that_have_a_key_twice() -> None:
-    look = looking([3, 1, 1])
-    begun = look(epoch(0))
-    assert listed(begun, 0, 7) == [[3, 1, 1]] * 2
-    assert begun.orders == look(epoch(1)).orders != looking([3, 3, 1])(epoch(0)).orders
-    assert (begun.shards, begun.once) == (3.0, False)
-
-
-@dataclass(frozen=True)
-class Rotated:
-    """Each epoch begins one key later."""
-
-    count: int
-
-    def order(self, epoch: int) -> list[int]:
-        return [(key + epoch) % 9 for key in range(self.count)]
-
-
-class Sampler:
-    """Any class."""
-
-    def __init__(self, orders: Any) -> None:
-        self.orders, self.epoch = orders, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.orders.order(self.epoch))
-
-    def __len__(self) -> int:
-        return 3
-
-
-def test_told_by_the_epoch_that_the_sampler_was_told() -> None:
-    sampler = Sampler(Rotated(3))
-    look = looking(sampler)
-    sampler.set_epoch(5)
-    first = look(epoch(0))
-    assert (first.shards, first.once) == (3.0, False)
-    assert listed(first, 0, 1) == [[5, 6, 7], [6, 7, 8]]
-    sampler.set_epoch(6)
-    assert look(epoch(1)).orders == first.orders
-    third = look(epoch(2))  # set_epoch was forgotten
-    assert third.orders != first.orders
-    assert listed(third, 2, 3) == [[6, 7, 8]] * 2
-
-
-class Raises:
-    """It cannot tell."""
-
-    def order(self, epoch: int) -> list[int]:
-        raise RuntimeError("no idea")
-
-
-class Letters:
-    """It tells something else."""
-
-    def order(self, epoch: int) -> list[str]:
-        return ["a"]
-
-
-@pytest.mark.parametrize("orders", [Raises(), Letters()], ids=lambda orders: type(orders).__name__)
-def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture) -> None:
-    told = SamplerOrders(pickle.dumps(orders), 0, 1)
-    assert told.order(0) is None and told.order(1) is None
-    (record,) = caplog.records
-    assert "of no use to the cache" in record.getMessage()
-
-
-def test_what_cannot_be_sent_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    sampler = Sampler(Rotated(3))
-    sampler.orders.__dict__["local"] = lambda: None
-    assert orders_of(sampler) is None
-    assert "cannot be pickled" in caplog.text
-    assert orders_of(Sampler([[1, 2]])) is None, "something else of that name"
