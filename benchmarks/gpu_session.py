@@ -9,7 +9,6 @@ written whenever a row is known: a measurement that dies, or a machine that goes
     training = the same with a step of ResNet-50; step_s on the device, and resident_step_s on batches that lay there
     parity   = every stage of every pipeline: do its CPU and its device implementation mean the same?
     memory   = the device's memory that a loader takes, without and with a budget
-    price    = the step against the share of time that the device lane works
 
 ``--seconds`` is for all of that, this program's own start included: what a part leaves goes to those after it, and none
 begins what it has no time for. An ``--out`` that is there is gone on with: parts that are complete are not run again,
@@ -39,7 +38,7 @@ import torch
 from benchmarks import report
 from benchmarks.isolate import excerpt, isolated
 from benchmarks.report import progress
-from benchmarks.session import gpu_tests, parts, price, probe
+from benchmarks.session import gpu_tests, parts, probe
 from benchmarks.session.settings import NO_TIME, Request, Row, Settings, described
 from benchmarks.session.targets import targets
 from minato_gpu.lab.demo.photographs import make
@@ -53,14 +52,13 @@ PARTS: dict[str, tuple[Callable[[Request], Iterator[Row]], float]] = {
     "training": (parts.training, 150.0),
     "parity": (parts.check, 60.0),
     "memory": (parts.memory, 60.0),
-    "price": (price.price, 60.0),
 }
 """In the order in which they run; with the seconds that each is worth: it gets more where all have more."""
 
 _COLUMNS = (
     *("case", "name", "passed", "way", "samples_per_s", "samples_per_s_spread", "cores_busy"),
     *("device_share", "gpu_busy", "jpeg_engine_busy", "device_bytes_peak"),
-    *("step_s", "step_p99_s", "step_slowdown", "step_s_per_device_s"),
+    *("step_s", "step_p99_s", "step_slowdown"),
     *("max_levels", "content_ok", "rough", "missing", "error"),
 )
 _TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck")

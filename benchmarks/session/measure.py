@@ -160,13 +160,6 @@ def refuse_substitutes(found: Run, *, wants_device: bool) -> None:
         raise SubstituteError(f"the device lane made none of {made} samples")
 
 
-def made_by_device(loader: Any) -> None:
-    """Raises SubstituteError where the CPU has stood in for a loader's device lane in this epoch."""
-    stats = loader.stats()
-    samples, repeated = int(stats["samples_delivered"]), int(stats["samples_repeated"])
-    refuse_substitutes(Run(samples, 1.0, 0.0, (), (), (), {"cpu": samples}, repeated, stats=stats), wants_device=False)
-
-
 def at_work(stats: Mapping[str, Any]) -> bool:
     """Returns whether device lanes have finished ``AT_WORK`` micro-batches each, on average, or get nothing to do."""
     lanes = _each(stats, "device_lane")

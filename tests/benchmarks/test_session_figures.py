@@ -139,7 +139,7 @@ def test_the_fastest_way_that_is_right_is_taken(tmp_path: Path, monkeypatch: pyt
     assert (nvjpeg.decodes_regions(), nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (False, 0.9, True)
 
 
-# --- the price of device work, and which targets are met --------------------------------------------------------------
+# --- which targets are met --------------------------------------------------------------------------------------
 
 
 def loader_row(case: str, name: str, *rates: float, **more: Any) -> dict[str, Any]:

@@ -162,6 +162,25 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
     assert len(links.engine_arena._begins) == 1, "free blocks did not join"
 
 
+def test_a_full_ring_keeps_blocks_for_later(links: WorkerChannels) -> None:
+    floor = Floor(links)
+    floor.leases.give_back((0, 4096 * number) for number in range(20_000))
+    floor.assembly.holdings.reclaim()
+    rest = len(floor.leases._given_back)
+    assert rest > 0 and len(links.board.returned(0)) + rest == 20_000
+    floor.assembly.holdings.reclaim()
+    assert len(links.board.returned(0)) == rest and not floor.leases._given_back
+
+
+def test_the_marks_of_a_place_that_is_used_up_serve_another(links: WorkerChannels) -> None:
+    floor = Floor(links, places=1)
+    floor.learn()
+    marks = floor.assembly.window.at(TicketId(0)).marks
+    floor.prepare(0, 4)
+    floor.batch(0, (0, 4))
+    assert marks >= 0 and links.completions.reserve(4) == marks
+
+
 def test_a_part_of_a_place_has_its_own_keys_and_occurrences() -> None:
     """What a resume out of order has left of a batch: it would draw what another sample has drawn."""
     place = Record(0, TicketId(8), positions(8, 12), [5, 7, 5, 5], [0, 0, 1, 2])

@@ -60,14 +60,14 @@ FAULTS = (
         "window/assembly.py",
         "                self._completions.give_back(record.marks)\n",
         "                pass\n",
-        ("engine/test_assembly.py", "engine/test_engine.py"),
+        ("engine/test_assembly.py",),
     ),
     Fault(
         "samples of a batch that was joined keep their memory",
         "window/assembly.py",
         "        self.holdings.release(items.pop(serial, None))\n",
         "        items.pop(serial, None)\n",
-        ("engine/test_assembly.py", "engine/test_engine.py"),
+        ("engine/test_assembly.py",),
     ),
     Fault(
         "samples that are prepared again keep the memory of the first time",
@@ -88,7 +88,7 @@ FAULTS = (
         "window/host_memory.py",
         "                loans.give_back([(owner, offset)])\n",
         "                pass\n",
-        ("engine/test_engine.py",),
+        ("engine/test_assembly.py",),
     ),
     Fault(
         "what a dead worker had laid down is given back to the next",
