@@ -13,8 +13,8 @@ machine, so both ends of every connection share its cores.
     peak_unread_bytes   most bytes of samples that were prepared or being prepared, and not delivered
 
 Ray Data (``ray.data``, where Ray is installed) has as many workers for the same 2,000 samples: a mapped range, by
-``iter_torch_batches``. Ray and the agent run before, and Ray's workers have prepared a batch. ``first_s``: how long the
-first batch takes from then on; the others are counted from it.
+``iter_torch_batches``. Ray and the agent run before, and Ray's workers have prepared a batch. Rates are of the whole
+epoch, from asking for its first batch, which takes ``first_s``: behind that of Ray Data many others are ready.
 
 Of workers that are far away, answers and samples take 20 ms each way (proxy.py); of slow ones a sample takes twice as
 long, which counts in the bound. A consumer that stops does so for 5 s, with a budget of 32 MB.
@@ -205,14 +205,12 @@ def epoch(case: Case, way: Way, _: float) -> Epoch:
             begin: Callable[[], Any] = lambda: DataLoader(samples, BATCH, num_workers=way.local, cluster=cluster)  # noqa: E731
         else:
             begin = _of_ray(samples, way.far, undo)
-        counted, asked = 0, time.perf_counter()
-        first, main_s, tree_s = asked, 0.0, 0.0
+        main_s, tree_s, asked = time.process_time(), tree_cpu_s(), time.perf_counter()
+        counted, first = 0, 0.0
         for batch in begin():
-            if not main_s:
-                first, main_s, tree_s = time.perf_counter(), time.process_time(), tree_cpu_s()
-            else:
-                counted += len(batch)
-        rate = counted / (time.perf_counter() - first)
+            first = first or time.perf_counter()
+            counted += len(batch)
+        rate = counted / (time.perf_counter() - asked)
         main_us, cpu_us = ((1e6 * spent / counted) for spent in (time.process_time() - main_s, tree_cpu_s() - tree_s))
         return Epoch(rate, rate / ((way.local + way.far) / SLEEP_S), main_us, cpu_us, first - asked)
 
