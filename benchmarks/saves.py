@@ -1,10 +1,10 @@
 """What ``state_dict()`` costs when it is called after every batch, and what it costs those who never call it.
 
 A row for each way back to the middle of an epoch, at windows of 256 and of 4096 samples: torch's sampler, which is
-drawn again, in order and out of order; a sampler with a small state of its own, in a sequence and in a permutation (of
-one that may repeat an index, as far as the loader knows, a state says which have come: a bit for each), and with one of
-a megabyte; one of unknown kind, whose remaining order is stored; an iterable data set with a small state, and with one
-of a megabyte. Batches of 64 numbers, two workers.
+drawn again, in order and out of order; a sampler with a small state of its own, in a sequence and in a permutation (a
+state holds the keys of the window and, as this one may repeat an index, which have come: a bit for each), and with one
+of a megabyte; one of unknown kind, whose remaining order is stored; an iterable data set with a small state, and with
+one of a megabyte. Batches of 64 numbers, two workers.
 
 ``save_p50_us`` and ``save_p99_us``: microseconds of one call; ``save_cpu_p99_us``: while its thread was on a core,
 which two workers and a pump thread want as well. ``state_bytes``: the last state as JSON; ``own_bytes``: without the

@@ -94,8 +94,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short")
 def test_a_failure_is_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineage, "check", _refuses)
-    said = click.testing.CliRunner().invoke(chaos.main, ["--seconds", "0", "--seed", "3"])
-    assert said.exit_code == 1 and "seed 3" in said.output
+    said = click.testing.CliRunner().invoke(chaos.main, ["--seconds", "0", "--seed", "1"])
+    assert said.exit_code == 1 and "seed 1" in said.output
     program = said.output[said.output.index("from tests.contracts") :]
     assert "    machine.start(case=Case(" in program and len(program.splitlines()) < 25
     with pytest.raises(WrongError, match="nothing is right"):
