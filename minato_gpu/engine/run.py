@@ -161,7 +161,7 @@ class Run:
         elif chunk.kind == "collate":
             self._end(flight, 1, report.seconds)
         else:
-            assert report.items is not None and self._estimates is not None
+            assert report.items is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
             self._release(spans)
             nbytes = sum(item.nbytes for item in report.items if item is not None)

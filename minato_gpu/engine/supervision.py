@@ -82,8 +82,8 @@ class WorkerSupervisor:
         if self._replaces:
             try:
                 self.check_workers(log)
-            except WorkerDied as error:
-                self.keep(error)
+            except WorkerDied as error:  # without its frames, which would keep the consumer's iterator
+                self.keep(error.with_traceback(None))
 
     def keep(self, error: BaseException) -> None:
         """Keeps an error that was found during the consumer's step; the first of them is raised."""

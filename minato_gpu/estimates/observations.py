@@ -50,8 +50,11 @@ def observe(
     to.measured(lane.kind, seen)
 
 
-def inspected(spans: tuple[TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly) -> Predicted:
-    """Stores the fields of finished host reads, and returns the costs that their features predict."""
+def inspected(
+    spans: tuple[TicketSpan, ...], items: list[Item], estimator: Estimator | None, assembly: Assembly
+) -> Predicted:
+    """Stores the fields of finished host reads, and returns the costs that their features predict (nan without
+    ``estimator``)."""
     sources: list[HostRead] = []
     features: list[tuple[float, ...] | None] = []
     for item in items:
@@ -63,4 +66,7 @@ def inspected(spans: tuple[TicketSpan, ...], items: list[Item], estimator: Estim
             sources.append(item)
             features.append(None)
     assembly.samples.inspected_all(spans, sources)
+    if estimator is None:
+        unknown = [float("nan")] * len(items)
+        return unknown, unknown, None
     return estimator.of_features([*tickets(spans)], assembly.window.keys(spans), features)
