@@ -31,8 +31,8 @@ PAGES: Mapping[str, Sequence[str]] = {
     "README.md": ("swap", "pairs"),
     "benchmarks/MEASUREMENTS.md": (
         *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails"),
-        *("cost_model", "simulation", "ablation", "saves", "storage", "caches"),
-        *("kept_fields", "hits", "peer_hits", "cluster", "simulation_cluster"),
+        *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "coordl", "seneca"),
+        *("kept_fields", "hits", "peer_hits", "peer_epochs", "cluster", "simulation_cluster"),
         *("node", "node_share", "node_prepared"),
     ),
 }
