@@ -48,6 +48,7 @@ class Scheduler:
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
         self._work.missing = lambda: self._composition.missing
+        self._work.together = self.window.together
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self._flights = self._work.flights

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 QUIET = [
@@ -28,3 +29,9 @@ def nodes() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+def agents() -> list[psutil.Process]:
+    """Processes that Ray's actors have started here, and that listen."""
+    tied = [each for each in psutil.process_iter(["cmdline", "ppid"]) if "--tied" in (each.info["cmdline"] or ())]
+    return [each for each in tied if each.info["ppid"] not in {other.pid for other in tied}]

@@ -6,14 +6,13 @@ import gc
 import signal
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from minato_gpu import DataLoader, RayLanes
 from minato_gpu.lanes.far import ray_lanes
 from minato_gpu.lanes.far.greeting import AgentError
-from tests.cluster.conftest import QUIET
+from tests.cluster.conftest import QUIET, agents
 from tests.lanes.test_far import Drawn, bits, there
 from tests.support.waiting import wait_until
 
@@ -36,12 +35,6 @@ def made(cluster: Any = None) -> Any:
         cluster=cluster,
         persistent_workers=True,
     )
-
-
-def agents() -> list[psutil.Process]:
-    """Processes that Ray's actors have started here, and that listen."""
-    tied = [each for each in psutil.process_iter(["cmdline", "ppid"]) if "--tied" in (each.info["cmdline"] or ())]
-    return [each for each in tied if each.info["ppid"] not in {other.pid for other in tied}]
 
 
 def gets_work(loader: Any) -> bool:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import QUIET
-from tests.cluster.test_ray import agents
+from tests.cluster.conftest import QUIET, agents
 from tests.support import pages
 from tests.support.waiting import wait_until
 

@@ -109,7 +109,7 @@ def test_what_one_has_read_the_others_hit_and_nothing_stays(files: Path, folder:
     pid = pid_of(one)
     assert pid == pid_of(two) and NAME in [path.name for path in folder.iterdir()]
     assert os.getsid(pid) not in (pid, os.getsid(0))
-    kinds = ("/dev/null", "socket:", "/memfd:minato-kept", "anon_inode:", str(folder))
+    kinds = ("/dev/null", "socket:", "/memfd:minato-fetched", "anon_inode:", str(folder))
     assert [link for link in open_links(pid) if not link.startswith(kinds)] == []
     del one, two
     assert wait_until(lambda: gone(pid))
