@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader, ShardedDataset, merge_state_dicts
 from tests.contracts.cases import ELASTIC, SHARDS, Case
@@ -122,6 +122,25 @@ def test_the_number_of_workers_is_changed_after_a_state_is_loaded() -> None:
     resumed.load_state_dict(through_json(loader.state_dict()))
     resumed.num_workers = 3
     assert sorted(_keys([*first, *resumed])) == _KEYS
+
+
+class _Named(Numbers):
+    """Each number with the worker that has read it."""
+
+    def iterate(self, shard: str) -> Iterator[Any]:
+        for number in super().iterate(shard):
+            yield torch.tensor([number, getattr(get_worker_info(), "id", 0)])
+
+
+def test_the_first_worker_comes_first_where_shards_are_shared_out_anew() -> None:
+    loader = _loader(2, _Named())
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(3)]  # the second worker's turn comes next
+    resumed = _loader(3, _Named())
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    batches = list(resumed)
+    assert [int(batch[0, 1]) for batch in batches[:3]] == [0, 1, 2]
+    assert sorted(_keys([*first, *batches])) == _KEYS
 
 
 class Splits(Counts):

@@ -269,3 +269,16 @@ def _opened() -> dict[int, str]:
         with contextlib.suppress(FileNotFoundError):  # the folder itself
             found[int(entry.name)] = str(entry.readlink())
     return found
+
+
+def test_a_run_begins_with_what_earlier_ones_have_learnt() -> None:
+    one = loader(Slow(), {}, sampler=Fresh(400))
+    next(iterator := iter(one))
+    del iterator  # left in the middle: the next epoch is another run
+    list(one)
+    learnt = one._session.engine.pump.run.scheduler.lane_costs["cpu"].samples
+    next(iterator := iter(one))
+    del iterator
+    next(iterator := iter(one))
+    assert one._session.engine.pump.run.scheduler.lane_costs["cpu"].samples > learnt >= 400
+    del iterator
