@@ -105,6 +105,8 @@ async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) ->
         path.unlink()
         os.mkfifo(path)
     async with Reads() as reads:
+        reads.pool.submit(8, sources[8])
+        await reads.told(1)  # a small file: from now on one thread reads several together
         found = await reads.all(sources, less=len(pipes))
         assert not set(found) & set(pipes)
         for number in pipes:
