@@ -256,6 +256,8 @@ def test_a_loader_is_believed_once_its_first_samples_were_the_same(left: bool) -
         host.loaders = first, second = [second, _Loader(host)]
     host.want(*range(60))
     assert len(second.told) == COMPARED
+    host.go_on(first)
+    assert len(second.told) == COMPARED and second.part.copied == 0
     host.go_on()
     assert first.part.again + second.part.again == COMPARED
     assert [loader.part.believed for loader in (first, second)] == [True, True]
