@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from minato_gpu.lanes import seeding
+from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.seeding import Seeder, seed_generators, state_words
+from minato_gpu.lanes.sharing import Sharing
 from tests.lanes.harness import draws
 
 
@@ -110,3 +114,12 @@ def test_an_init_functions_seed_stays_visible_and_draws_are_the_samples_own() ->
         assert torch.initial_seed() == 4321
         assert draws() == expected
         seeder.seeded_sample_done()
+
+
+def test_a_sample_that_others_get_is_not_tried_without_its_seed() -> None:
+    data: Any = range(100)
+    producer = Producer(0, Job(data, default_collate, True, False, None, None, 1, 3, True))
+    task: Any = SimpleNamespace(pieces=())
+    assert producer.begin_unseeded(task, 100)
+    producer.sharing = Sharing(*[None] * 2)  # type: ignore[arg-type]  # it is not asked
+    assert not producer.begin_unseeded(task, 100)

@@ -382,7 +382,7 @@ FAULTS = (
         "lanes/produce.py",
         "            or self.sharing is not None\n",
         "",
-        _ONCE,
+        ("lanes/test_seeding.py",),
     ),
     Fault(
         "another data set's samples are taken",
