@@ -195,7 +195,7 @@ class Layout:
                     return False
                 else:  # which refuses other shapes, and tensors that are not plain
                     torch.stack(column, out=torch.from_numpy(part))
-        except (Mismatch, OverflowError, RuntimeError, TypeError, NotImplementedError):
+        except (Mismatch, OverflowError, RuntimeError, TypeError):
             return False
         return True
 

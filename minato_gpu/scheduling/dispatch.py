@@ -25,6 +25,7 @@ from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.spans import TicketSpan, count, joined
 from minato_gpu.scheduling.waiting import Entry, Waiting
+from minato_gpu.scheduling.window_length import WindowLength
 
 LEAST_READS, MOST_READS = 8, 32  # samples whose headers are read at once
 JOINED_BELOW_S = 20e-3  # for costlier samples the time to store them is negligible
@@ -34,7 +35,7 @@ LATE_UNIFORM = 1.25  # ``LATE`` for a lease of samples of nearly equal cost
 class Dispatcher:
     """Holds the waiting and running work of one loader run, and dispatches it; ``out`` receives the instructions."""
 
-    def __init__(self, policy: Policy, ledger: Ledger, places: Places) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger, places: Places, window: WindowLength) -> None:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
@@ -46,12 +47,12 @@ class Dispatcher:
         self.short_of_memory = False
         self.out_of_work = False  # a lane wants more and nothing waits for it
         self.consumer_starves = True  # no batch is ready
-        self.together = 0  # cheap batches that are admitted, and dispatched, together; 0: any number
         self.missing: Callable[[], int] = lambda: 0  # samples that the next batch still needs
         self.oldest: Place | None = None  # the oldest incomplete place
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
+        self._window = window
         self._next_chunk = 0
 
     # --- waiting for bytes --------------------------------------------------------------------------------
@@ -227,8 +228,8 @@ class Dispatcher:
             return limit, target
         pace = self.intake.pace
         each, shares = lane.typical, 2 * max(pace.cpu_capacity, 1) / lane.speed
-        if self.together and lane.mean:
-            target = min(target, self.together * pace.batch * lane.mean)
+        if self._window.together and lane.mean:
+            target = min(target, self._window.together * pace.batch * lane.mean)
         window = self._ledger.within(self.intake.pace.window)
         lease = pace.lease_s(each, window, uniform=lane.uniform)
         if self.consumer_starves and entry.place is self.oldest:

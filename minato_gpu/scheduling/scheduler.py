@@ -46,9 +46,8 @@ class Scheduler:
             self._composition = FreeComposition(places, lateness)
         self.window = WindowLength(policy.window_batches, policy.more_batches, policy.window_bytes)
         self._ledger = Ledger(policy.budget_bytes)
-        self._work = Dispatcher(policy, self._ledger, places)
+        self._work = Dispatcher(policy, self._ledger, places, self.window)
         self._work.missing = lambda: self._composition.missing
-        self._work.together = self.window.together
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self._flights = self._work.flights
@@ -280,7 +279,6 @@ class Scheduler:
             self.interference.worked(event.seconds)
         elif window.together and lane.helps and (window.wanted > 1 or lane.cheap):
             window.measured(lane.mean * self._intake.pace.batch, self.policy.chunk_s)
-            self._work.together = window.together
 
     def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
         """Updates the speed and the lease time of a remote lane."""

@@ -57,8 +57,11 @@ class WindowLength:
             self.grown = True
 
     def measured(self, batch_s: float, dispatch_s: float) -> None:
-        """Sets how many batches, of ``batch_s`` seconds of work each, are worth a dispatch (of ``dispatch_s``)."""
-        if self._least and batch_s > 0:
+        """Sets how many batches, of ``batch_s`` seconds of work each, are worth a dispatch (of ``dispatch_s``).
+
+        For strict order alone, where ``together`` is not 0.
+        """
+        if batch_s > 0:
             self.wanted = max(1, min(_MOST_TOGETHER, int(dispatch_s / batch_s)))
             self.together = min(self.wanted, 1 + self.extra // self._least)
 
