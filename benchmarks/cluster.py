@@ -13,7 +13,7 @@ machine, so both ends of every connection share its cores.
     peak_unread_bytes   most bytes of samples that were prepared or being prepared, and not delivered
 
 Ray Data (``ray.data``, where Ray is installed) has as many workers for the same 2,000 samples: a mapped range, by
-``iter_torch_batches``. Ray and the agent run before, and Ray's workers have prepared a batch. Rates are of the whole
+``iter_torch_batches``. Figures are of each one's second epoch, for which workers are there; rates are of the whole
 epoch, from asking for its first batch, which takes ``first_s``: behind that of Ray Data many others are ready.
 
 Of workers that are far away, answers and samples take 20 ms each way (proxy.py); of slow ones a sample takes twice as
@@ -181,30 +181,28 @@ class Epoch(NamedTuple):
 
 
 def _of_ray(samples: Slept, workers: int, undo: contextlib.ExitStack) -> Callable[[], Iterable[Any]]:
-    """What begins an epoch of Ray Data, once its workers are there."""
+    """What begins an epoch of Ray Data."""
     import ray.data
 
     ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
     undo.callback(ray.shutdown)
     ray.data.DataContext.get_current().enable_progress_bars = False
 
-    def batches(count: int = _EPOCH) -> Iterable[Any]:
-        rows = ray.data.range(count).map(lambda row: {"sample": samples[row["id"]]}, concurrency=workers)
-        return (batch["sample"] for batch in rows.iter_torch_batches(batch_size=BATCH))
-
-    assert sum(map(len, batches(BATCH * workers))) == BATCH * workers
-    return batches
+    rows = ray.data.range(_EPOCH).map(lambda row: {"sample": samples[row["id"]]}, concurrency=workers)
+    return lambda: (batch["sample"] for batch in rows.iter_torch_batches(batch_size=BATCH))
 
 
 def epoch(case: Case, way: Way, _: float) -> Epoch:
-    """An epoch of one loader, in a process of its own."""
+    """The second epoch of one loader, in a process of its own."""
     with contextlib.ExitStack() as undo:
         samples: Any = Slept(np.full(_EPOCH, SLEEP_S), case.words)
         if way.local:
             cluster = Lanes(undo.enter_context(_agent(way.far))[0])
-            begin: Callable[[], Any] = lambda: DataLoader(samples, BATCH, num_workers=way.local, cluster=cluster)  # noqa: E731
+            loader: Any = DataLoader(samples, BATCH, num_workers=way.local, cluster=cluster, persistent_workers=True)
+            begin: Callable[[], Iterable[Any]] = loader.__iter__
         else:
             begin = _of_ray(samples, way.far, undo)
+        assert sum(map(len, begin())) == _EPOCH
         main_s, tree_s, asked = time.process_time(), tree_cpu_s(), time.perf_counter()
         counted, first = 0, 0.0
         for batch in begin():
