@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from minato_gpu.samples import Value
 
@@ -20,8 +20,11 @@ WorkerKind = Literal["auto", "process", "thread"]
 OnDeath = Literal["raise", "replace"]
 
 
-class Arguments(Protocol):
-    """The arguments of a ``DataLoader``; its docstring explains them. PyTorch has checked its own."""
+class Arguments:
+    """The arguments of a ``DataLoader``, which are its attributes; its docstring explains them.
+
+    PyTorch has checked its own.
+    """
 
     dataset: Value
     batch_size: int | None

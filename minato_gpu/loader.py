@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
+from inspect import signature
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from minato_gpu.arguments import LaneName, OnDeath, WorkerKind
+from minato_gpu.arguments import Arguments, LaneName, OnDeath, WorkerKind
 from minato_gpu.epoch.delivery import EpochIterator
 from minato_gpu.epoch.inline import InlineIterator
 from minato_gpu.epoch.iterator import EngineIterator
@@ -34,15 +35,8 @@ T = TypeVar("T", covariant=True)
 accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 """Set while Accelerate prepares a loader by way of ``minato_gpu.accelerated``."""
 
-_FIXED = {
-    *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
-    *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "share_budget", "cache_peers", "trace", "metrics_port", "cluster", "in_order"),
-}
-"""Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
-
-class DataLoader(TorchDataLoader[T]):
+class DataLoader(TorchDataLoader[T], Arguments):
     """PyTorch's DataLoader, in which a slow sample holds up no batch that can do without it.
 
     All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others are below.
@@ -166,48 +160,13 @@ class DataLoader(TorchDataLoader[T]):
         metrics_port: int | str | None = None,
         cluster: LaneSource | None = None,
     ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        given = dict(locals())
+        super().__init__(**{name: given[name] for name in _TORCHS if name in given})
+        for name in _OWN:
+            setattr(self, name, given[name])
         self.prefetch_given = prefetch_factor is not None  # PyTorch's constructor has put its default in place of None
-        self.pipeline = pipeline
-        self.device = device
-        self.lanes = lanes
-        self.max_lateness = max_lateness
         self.host_memory_budget = memory_budget("host_memory_budget", host_memory_budget)
         self.device_memory_budget = memory_budget("device_memory_budget", device_memory_budget)
-        self.worker_kind = worker_kind
-        self.epochs = epochs
-        self.on_error = on_error
-        self.max_failures = max_failures
-        self.on_worker_death = on_worker_death
-        self.hang_timeout = hang_timeout
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.max_workers = max_workers
-        self.cache = cache
-        self.cache_dir = cache_dir
-        self.share = share
-        self.cache_peers = cache_peers
-        self.share_budget = share_budget
-        self.trace = trace
-        self.metrics_port = metrics_port
-        self.cluster = cluster
         options = Options.check(self)
         if num_workers > 0:
             check_budget(self.host_memory_budget)
@@ -355,3 +314,9 @@ class DataLoader(TorchDataLoader[T]):
     def __getstate__(self) -> dict[str, JSON]:
         """Returns the state of a copy, which has the arguments, and a session of its own."""
         return {**self.__dict__, "_session": copy(self._session)}
+
+
+_TORCHS = signature(TorchDataLoader).parameters.keys()
+_OWN = signature(DataLoader).parameters.keys() - _TORCHS
+_FIXED = (_OWN | {"in_order"}) - {"pipeline"}
+"""Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from zlib import crc32
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import global_generator, ranks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.streams import MOST_READ_AGAIN, plain_between, plain_streams
+from minato_gpu.checkpoint.streams import plain_between, plain_streams
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, witness_of
 from minato_gpu.sampling.delivered_positions import HISTORY, DeliveredPositions
@@ -22,7 +21,7 @@ from minato_gpu.sampling.epoch_batches import EpochBatches, KeptBatch
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import KEYS, REPLAY, states_between
 from minato_gpu.sampling.packing import packed, packed_state, packed_states
-from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.samplers import Sampling
 
 
 class Cursor:
@@ -46,7 +45,6 @@ class Cursor:
         expected = self._sampling.expected
         # samples of the epoch that are left, where the sampler tells
         self.expected = None if expected is None or gone is not None else max(0, expected - epoch.delivered.samples)
-        self._most_again = most_drawn_again(loader)
         self._gone = gone
         self._plain: dict[int, JSON] = {}  # kept batches as plain data, by place
         self._rest: list[JSON] | None = None  # what follows them, once the sampler has ended
@@ -111,27 +109,13 @@ class Cursor:
         source = {**sampling.describe(), "way": order.way, "set_epoch": epoch.sampler_epoch}
         source["rank"] = ranks.rank_of(sampling)
         if order.way == REPLAY:
-            check_drawn_again(0, delivered.low, self._most_again)
-            source.update(self._replay())
             begun = order.begun_from
+            source.update(witness=epoch.witness, order_drawn=begun is not None, gone=self._gone and self._gone.copy())
             generators = packed_states(sampling.generators) if begun is None else dict(begun)
         else:
             found, generators = self._stored(epoch.since(delivered.low))
             source.update(found)
         return {"progress": s.plain_positions(delivered), "source": source, "generators": generators}
-
-    def _replay(self) -> s.State:
-        epoch, sampling = self.epoch, self._sampling
-        drawn = None
-        if sampling.draws_gradually:  # if others draw as well, the order cannot be drawn again
-            asked = epoch.place + len(epoch.order.coming) + epoch.order.ended  # for so many batches
-            drawn = {"batches": asked, "witness": drawn_witness(sampling)}
-        return {
-            "witness": epoch.witness,
-            "drawn": drawn,
-            "order_drawn": epoch.order.begun_from is not None,
-            "gone": self._gone and self._gone.copy(),
-        }
 
     def _stored(self, kept: list[KeptBatch]) -> tuple[s.State, dict[str, str]]:
         """Returns the keys that are drawn and not delivered, with the sampler's own state and the generators after
@@ -170,31 +154,6 @@ def _plain_counts(occurrences: Occurrences) -> s.State:
         "planes": [[ones, packed(plane)] for ones, plane in planes],
         "others": [[s.plain_key(key), count] for key, count in others.items()],
     }
-
-
-def drawn_witness(sampling: Sampling) -> int:
-    """Returns a hash of where the generator stands that an order is drawn from while the epoch runs."""
-    assert sampling.generator is not None
-    return crc32(sampling.generator.get_state().numpy().tobytes())
-
-
-def most_drawn_again(loader: Arguments) -> int:
-    """Returns how many keys a resume may draw again: those of a pass over the data set, or as many as samples of a
-    stream.
-
-    How many a sampler yields may be a number that nobody could wait for.
-    """
-    return max(MOST_READ_AGAIN, length_of(loader.dataset) or 0)
-
-
-def check_drawn_again(position: int, below: int, most: int) -> None:
-    """Raises ValueError if a resume draws more than ``most`` keys again, from ``position`` to ``below``."""
-    if below - position > most:
-        raise ValueError(
-            f"state: 'below' tells of {below} samples delivered. Their keys would have to be drawn again from position "
-            f"{position} on, and at most {most} are; give the sampler state_dict() and load_state_dict(), which the "
-            "loader then uses"
-        )
 
 
 def before_epoch(

@@ -14,7 +14,7 @@ import torch
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.cursor import Cursor, check_drawn_again, drawn_witness, most_drawn_again
+from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.global_generator import GlobalGenerator
 from minato_gpu.checkpoint.streams import check_streams, resumed_streams, starts_between, warn_of_draws
 from minato_gpu.lanes.snapshots import Snapshot
@@ -30,9 +30,6 @@ from minato_gpu.sampling.worker_streams import WorkerStreams
 
 _CUTTING = ("batch_size", "drop_last")
 _MOST_PLANES = 255  # indices that come more often are counted in 'others'
-_ANOTHER_ORDER = (
-    "the sampler yields another order than when the state was saved; data set, sampler and its seed must be the same"
-)
 
 
 def begin_epoch(
@@ -108,13 +105,9 @@ class Resumption:
                     "the state says that the order can be drawn again, but this sampler gives no such promise"
                 )
             s.choice(source, "order_drawn", (True, False))
-            self._check_delivered(loader)
-            position = 0
-        else:
-            self._check_delivered(loader)
+        self._check_delivered(loader)
+        if not replays:
             self._stored = _Stored(source, self.delivered, self._sampling)
-            position = source["position"]
-        check_drawn_again(position, self.delivered.low, most_drawn_again(loader))
         self.gone = ranks.gone_of(source, self._sampling)
         given = source.get("set_epoch") is not None and self._sampling.sampler_epoch is not None
         return s.number(source, "set_epoch") if given else None
@@ -210,7 +203,12 @@ class Resumption:
         if saved["way"] == REPLAY:
             epoch = EpochBatches(loader, number, seed, self._replayed(saved, batches), delivered=self.delivered)
             epoch.skip()
-            self._check_replayed(loader, epoch, saved)
+            witness = saved.get("witness")
+            if epoch.witness is not None and witness is not None and not s.alike(epoch.witness, witness):
+                raise ValueError(
+                    "the sampler yields another order than when the state was saved; data set, sampler and its seed "
+                    "must be the same"
+                )
             return epoch
         begin = {name: saved[name] for name in ("place", "position")}
         order = self._stored.order(self._sampling, self._generators())
@@ -227,23 +225,6 @@ class Resumption:
             return orders.fresh_order(sampling, batches)
         default = self._generators().get("default") if sampling.uses_default_generator else None
         return orders.replayed_order(sampling, default, begun_from)
-
-    def _check_replayed(self, loader: Arguments, epoch: EpochBatches, saved: Mapping[str, JSON]) -> None:
-        """Raises ValueError if the sampler draws another order than it did."""
-        witness = saved.get("witness")
-        if epoch.witness is not None and witness is not None and not s.alike(epoch.witness, witness):
-            raise ValueError(_ANOTHER_ORDER)
-        if not self._sampling.draws_gradually or saved.get("drawn") is None:
-            return
-        drawn = s.mapping(saved, "drawn")
-        batches = s.number(drawn, "batches")
-        check_drawn_again(epoch.position, batches * (self._sampling.size or 1), most_drawn_again(loader))
-        epoch.order.fill(batches - epoch.place)
-        if drawn_witness(self._sampling) != s.number(drawn, "witness"):
-            raise ValueError(
-                f"{_ANOTHER_ORDER}. The sampler draws while the epoch runs, so nobody else may draw from its generator "
-                "then: give it one of its own"
-            )
 
 
 class _Stored:
@@ -270,7 +251,7 @@ class _Stored:
             if size is not None and len(keys) != size and not (last and len(keys) < size):
                 raise ValueError(f"state: a stored batch of {len(keys)} keys among batches of {size}")
         last, end = place + len(self._batches), position + sum(map(len, self._batches))
-        if self._ended and (delivered.batches > last or delivered.top > end):
+        if delivered.low > end or (self._ended and (delivered.batches > last or delivered.top > end)):
             raise ValueError(
                 f"state: {delivered.batches} batches delivered up to position {delivered.top}, and the stored order "
                 f"ends after {last} at {end}"

@@ -65,8 +65,13 @@ class Sampling:
 
     @property
     def replays(self) -> bool:
-        """True if the order is known to come out the same when it is drawn again."""
-        return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
+        """True if the order is known to come out the same when it is drawn again.
+
+        A RandomSampler with replacement (or more than a pass) draws from its own generator piece by piece during the
+        epoch, and others may draw from that in between.
+        """
+        gradual = type(self.inner) is RandomSampler and not _is_one_pass(self.inner) and self.generator is not None
+        return not is_stateful(self.inner) and type(self.inner) in _REPLAYED and not gradual
 
     @property
     def is_torch_permutation(self) -> bool:
@@ -85,11 +90,6 @@ class Sampling:
         if type(sampler) is RandomSampler or name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
             return _is_one_pass(sampler)
         return type(sampler) is SequentialSampler or name_of(sampler) == STATEFUL_DISTRIBUTED
-
-    @property
-    def draws_gradually(self) -> bool:
-        """True if an order is drawn piece by piece during the epoch, from a generator that others may use, too."""
-        return type(self.inner) is RandomSampler and not _is_one_pass(self.inner) and self.generator is not None
 
     @property
     def nested(self) -> Value:

@@ -176,33 +176,6 @@ def test_every_save_point(name: str, workers: int) -> None:
         assert _keys(again) == _keys(resumed) == epochs[2], step
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("others", [False, True])
-def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers: int) -> None:
-    """A permutation after another, each drawn when it is needed: it comes again, or is refused."""
-
-    def make() -> tuple[Any, torch.Generator]:
-        own, data = torch.Generator().manual_seed(0), Made(16, torch.tensor)
-        sampler = RandomSampler(data, num_samples=80, generator=own)
-        return IN_ORDER_THREADS.loader(data, 8, sampler=sampler, num_workers=workers), own
-
-    loader, own = make()
-    iterator = iter(loader)
-    for batch in range(9):
-        if batch:
-            next(iterator)
-            if others:
-                torch.rand(1, generator=own)
-        state = stored(loader.state_dict())
-        resumed, _ = make()
-        resumed.load_state_dict(state)
-        if others and batch:
-            with pytest.raises(ValueError, match=r"another order.*nobody else may draw"):
-                iter(resumed)
-        else:
-            assert _keys(resumed)[0] == _keys(islice(make()[0], 10))[batch]
-
-
 @pytest.mark.parametrize("sampler", [Counting, Unstated])
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 2)])
 def test_another_number_of_workers(before: int, after: int, sampler: type[Counting]) -> None:

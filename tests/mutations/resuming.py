@@ -232,13 +232,6 @@ FAULTS = (
         ("sampling/test_sampling.py", "contracts/test_resume_samplers.py"),
     ),
     Fault(
-        "others that draw from a sampler's generator are not noticed",
-        "checkpoint/resumption.py",
-        'if drawn_witness(self._sampling) != s.number(drawn, "witness"):',
-        "if False:",
-        ("contracts/test_resume_samplers.py",),
-    ),
-    Fault(
         "what a worker had left of a shard is given to every worker",
         "sampling/sharded_dataset.py",
         "self.begun[worker::workers], numbers)",
