@@ -82,6 +82,8 @@ class Settings:
     def _policy(self, loader: Arguments, options: Options) -> Policy:
         has_device, on_gpu = "device" in options.lanes, options.device.type != "cpu"
         rests = self.stacks or self.items > 0  # every sample stays where its worker has put it
+        elastic = not (self.streams or has_device or len(options.devices) > 1)
+        longest = self.window if loader.prefetch_given else _MOST_PREFETCH * self.workers
         policy = Policy(
             window=_prefetch(loader) * self.workers if self.streams else self.window * self.batch,
             fixed=not options.free,
@@ -99,17 +101,12 @@ class Settings:
             items=self.items > 0,
             streams=self.workers if self.streams else 0,
             device_ahead=IN_FLIGHT if on_gpu else 1,
-            window_batches=0 if options.lateness or self.items else self.window,
-            more_batches=self._more_batches(loader, options),
+            window_batches=self.window,
+            per_group=0 if options.lateness or self.items or not elastic else 2 * self.window // _prefetch(loader),
+            more_batches=max(0, longest - self.window) if elastic else 0,
             window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
         )
         return replace(policy, device_s=_LONG_S) if on_gpu or not policy.cpu_runs else policy
-
-    def _more_batches(self, loader: Arguments, options: Options) -> int:
-        """Returns by how many batches the window may grow: only where the user has not set it, and there are no
-        devices."""
-        fixed = loader.prefetch_given or self.streams or len(options.devices) > 1 or "device" in options.lanes
-        return 0 if fixed else max(0, _MOST_PREFETCH * self.workers - self.window)
 
     def batches_on_device(self, lanes: int) -> int:
         """Returns how many batches a device holds where no budget is given.

@@ -35,7 +35,8 @@ class Policy:
     devices: int = 1  # devices that get batches in turn, each with a lane ``device:n`` of its own
     device_ahead: int = 1  # chunks, at least, that a device lane holds beside the current one
     items: bool = False  # every sample is a batch by itself, in strict order
-    window_batches: int = 0  # batches of the window, where cheap ones may be admitted together
+    window_batches: int = 1  # batches of the window
+    per_group: int = 0  # batches of the window for each cheap batch that is admitted with others; 0: each by itself
     more_batches: int = 0  # batches by which the window may grow while it holds less than ``window_bytes``
     window_bytes: int = 0
     streams: int = 0  # workers that iterate the data set, each ticket being one's batch; 0: workers are given keys

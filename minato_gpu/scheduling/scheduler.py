@@ -44,7 +44,7 @@ class Scheduler:
             self._composition = FixedComposition(places, lateness)
         else:
             self._composition = FreeComposition(places, lateness)
-        self.window = WindowLength(policy.window_batches, policy.more_batches, policy.window_bytes)
+        self.window = WindowLength(policy.window_batches, policy.more_batches, policy.window_bytes, policy.per_group)
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places, self.window)
         self._work.missing = lambda: self._composition.missing

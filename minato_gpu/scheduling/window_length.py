@@ -13,7 +13,7 @@ lateness of 8 batches 0.978, 0.997 and 0.862 / 0.898 / 0.971: there it grows onl
 
 In strict order it also grows where a whole batch is less work than a dispatch is worth. Then ``together`` batches are
 admitted at once, so that one dispatch, one wake-up and one report serve several batches; the window holds two such
-groups for each worker.
+groups for each worker. A window that may not grow is used for it as it is.
 
 Rejected: a long window from the start, which draws samplers far ahead and uses memory where all samples are alike.
 Growing only while the consumer waits: 0.925 at a load of 105 %.
@@ -25,16 +25,19 @@ _MOST_TOGETHER = 8  # batches: further ones would save little
 
 
 class WindowLength:
-    """Current length of the window beyond the loader's own ``least`` batches, by ``most`` batches at most. ``limit``:
-    bytes of the whole window up to which it may grow."""
+    """Current length of the window beyond the loader's own ``least`` batches, by ``most`` batches at most.
 
-    def __init__(self, least: int, most: int, limit: int) -> None:
+    ``limit``: bytes of the whole window up to which it may grow. ``per_group``: batches of the window for each batch of
+    a group that is admitted together; 0: there are no such groups.
+    """
+
+    def __init__(self, least: int, most: int, limit: int, per_group: int = 0) -> None:
         self.extra = 0  # batches beyond the loader's own window
         self.longest = 0  # largest ``extra`` so far
         self.most, self.limit = most, limit
-        self.together = 1 if least else 0  # batches to admit and to dispatch at once; 0: any number
+        self.together = 1 if per_group else 0  # batches to admit and to dispatch at once; 0: any number
         self.wanted = 1  # the same, once the window is long enough
-        self._least = least
+        self._least, self._per_group = least, per_group
         self.grown = False  # the window has grown, and no batch has been admitted since
         self.saves = False  # costs vary and the order is strict: batches prepared ahead are a reserve
         self.idled = False  # a lane was idle with a full window since the last delivery
@@ -63,15 +66,21 @@ class WindowLength:
         """
         if batch_s > 0:
             self.wanted = max(1, min(_MOST_TOGETHER, int(dispatch_s / batch_s)))
-            self.together = min(self.wanted, 1 + self.extra // self._least)
+            self._group()
 
     def delivered(self, batches: int, in_flight: int, batch_bytes: float) -> None:
         """Changes the window's length by a batch after delivery of ``batches`` batches, if it is time to; ``in_flight``
         bytes remain in it."""
-        wanted = self._least * (self.wanted - 1)
+        wanted = self._per_group * self.wanted - self._least
         if self.extra < wanted:
             self.lengthen(in_flight, batch_bytes)
         self._calm += batches
         if in_flight > self.limit or (self._calm >= self.most and self.extra > wanted):
             self.extra = max(0, self.extra - 1)
             self._calm = 0
+            self._group()
+
+    def _group(self) -> None:
+        """Sets ``together`` to what is wanted and the window has room for."""
+        if self._per_group:
+            self.together = max(1, min(self.wanted, (self._least + self.extra) // self._per_group))

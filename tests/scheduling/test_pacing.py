@@ -290,7 +290,7 @@ def test_it_shrinks_after_as_many_batches_as_it_may_grow_by() -> None:
 
 
 def test_cheap_batches_are_admitted_together_once_the_window_holds_two_groups_for_each_worker() -> None:
-    window = WindowLength(4, 28, 1000)
+    window = WindowLength(4, 28, 1000, 4)
     groups = []
     for _ in range(30):
         window.measured(0.3e-3, 2e-3)
@@ -302,8 +302,15 @@ def test_cheap_batches_are_admitted_together_once_the_window_holds_two_groups_fo
     assert window.together == 1
 
 
+def test_a_window_that_may_not_grow_has_groups_as_it_is() -> None:
+    window = WindowLength(32, 0, 1000, 4)
+    window.measured(0.1e-3, 2e-3)
+    window.delivered(1, 0, 10.0)
+    assert (window.extra, window.together) == (0, 8)
+
+
 def test_a_window_of_cheap_batches_grows_within_its_bytes() -> None:
-    window = WindowLength(4, 28, 100)
+    window = WindowLength(4, 28, 100, 4)
     window.measured(0.3e-3, 2e-3)
     window.delivered(1, 95, 10.0)
     assert (window.extra, window.together) == (0, 1)
