@@ -66,8 +66,12 @@ class Piece(NamedTuple):
         return Piece(positions[0], [self.keys[at] for at in offsets], None, positions=positions)
 
     def elsewhere(self) -> Piece:
-        """Returns the piece without what is in this host's memory: rows, marks, host reads, bytes that were read."""
-        return self._replace(slab=-1, rows=0, row=0, sources=None, marks=-1, fetched=None)
+        """Returns the piece without what is in this host's memory: its slab, marks, host reads, bytes that were read.
+
+        ``rows`` says for how many of its samples there are rows here: all or none.
+        """
+        rows = len(self.keys) if self.slab >= 0 else 0
+        return self._replace(slab=-1, rows=rows, row=0, sources=None, marks=-1, fetched=None)
 
 
 class Task(NamedTuple):

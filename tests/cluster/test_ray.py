@@ -11,7 +11,7 @@ import torch
 
 from minato_gpu import DataLoader, RayLanes
 from minato_gpu.lanes.far import ray_lanes
-from minato_gpu.lanes.far.greeting import AgentError
+from minato_gpu.lanes.far.wire import AgentError
 from tests.cluster.conftest import QUIET, agents
 from tests.lanes.test_far import Drawn, bits, there
 from tests.support.waiting import wait_until

@@ -25,8 +25,8 @@ from torch.utils.data import get_worker_info
 
 import minato_gpu
 from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu.lanes.far.agent import Shipment
 from minato_gpu.lanes.far.lane import FarLane
-from minato_gpu.lanes.far.session import Shipment
 from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.reading import AT_HAND
 from tests.lanes.contract import LaneContract, Made, Trace
@@ -45,6 +45,7 @@ class TestFar(LaneContract):
         with agents(1, 1, job=job(trace.make, repeats=True), ahead_s=AHEAD_S) as [agent], open_links() as links:
             address, shipment = agent.address, Shipment(b"", (), {}, 1 << 30, 1, agent.lane)
             lane = FarLane(lambda: address, shipment, links)
+            assert wait_until(lambda: lane.stats()["connected"])  # it has no slots before
             try:
                 yield Made(
                     lane, lambda keys, chunk, run: marked(links, task(piece(keys), chunk=chunk)._replace(run=run))

@@ -19,11 +19,11 @@ import pytest
 import minato_gpu
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Broken, Message, Opened
-from minato_gpu.lanes.far import agent, agent_connection, greeting, ray_lanes
-from minato_gpu.lanes.far.arrivals import Arrivals
-from minato_gpu.lanes.far.frames import FrameSocket
+from minato_gpu.lanes.far import agent, lane, ray_lanes, wire
+from minato_gpu.lanes.far.agent import Shipment
 from minato_gpu.lanes.far.lane import FarLane
-from minato_gpu.lanes.far.session import Shipment
+from minato_gpu.lanes.far.samples import Arrivals
+from minato_gpu.lanes.far.wire import FrameSocket
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.sources import cluster_token
 from tests.lanes.harness import job, marked, open_links, piece, task
@@ -92,9 +92,6 @@ class FakeEnd:
     def setsockopt(self, *option: int) -> None:
         pass
 
-    def makefile(self, mode: str, buffer: int) -> Any:
-        return SimpleNamespace(close=lambda: None)
-
     def sendall(self, data: memoryview) -> None:
         self.sent.append(len(data))
         self._sends()
@@ -122,8 +119,8 @@ def test_a_socket_is_closed_once_nobody_sends() -> None:
         may_end.wait(20.0)
 
     end: Any = FakeEnd(sends)
-    wire = FrameSocket(end)
-    threads = [threading.Thread(target=wire.send, args=("job",)), threading.Thread(target=wire.close)]
+    sender = FrameSocket(end)
+    threads = [threading.Thread(target=sender.send, args=("job",)), threading.Thread(target=sender.close)]
     threads[0].start()
     assert begun.wait(20.0)
     threads[1].start()
@@ -190,9 +187,7 @@ def test_an_agent_whose_sessions_end_is_not_tried_again_at_once(
             notes.append("find")
             return other.address
 
-        monkeypatch.setattr(
-            agent_connection, "threading", SimpleNamespace(Event=lambda: Waits(notes), Lock=threading.Lock)
-        )
+        monkeypatch.setattr(lane, "threading", SimpleNamespace(Event=lambda: Waits(notes), Lock=threading.Lock))
         with far(find, links) as made:
             more = told(made)
             assert wait_until(lambda: Opened(1) in more())
@@ -234,7 +229,7 @@ def test_what_is_told_while_a_lane_is_asked_leaves_its_descriptor_as_it_must_be(
         write(fd, value)
 
     def find() -> str:
-        raise greeting.AgentError  # nobody is there, and nothing is said of it
+        raise wire.AgentError  # nobody is there, and nothing is said of it
 
     with far(find, links) as made:
         monkeypatch.setattr(os, "eventfd_write", interrupted)
@@ -266,28 +261,28 @@ def test_an_agent_outlives_a_moment_without_room_for_a_process(monkeypatch: pyte
     fork = agent._FORK
     monkeypatch.setattr(agent, "_FORK", Full())
     with agents(1, 1) as [other]:
-        with pytest.raises(greeting.AgentError, match="answers nothing"):
-            greeting.reach(other.address)
-        greeting.reach(other.address)[0].close()
+        with pytest.raises(wire.AgentError, match="answers nothing"):
+            wire.reach(other.address)
+        wire.reach(other.address)[0].close()
 
 
-def last_of(wire: FrameSocket) -> None:
+def last_of(end: FrameSocket) -> None:
     """Receives until the connection ends."""
-    while wire.receive():
+    while end.receive():
         pass
 
 
 def test_a_session_ends_where_a_loader_falls_silent_in_the_middle_of_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "_SILENT_S", 1.0)
     with agents(1, 1, job=job(int)) as [other]:
-        wire, _ = greeting.reach(other.address)
-        wire.send(SHIPMENT)
-        while wire.receive()[:2] != ("message", Opened(1)):
+        loader, _ = wire.reach(other.address)
+        loader.send(SHIPMENT)
+        while loader.receive()[:2] != ("message", Opened(1)):
             pass
-        wire.end.sendall(b"half")
+        loader.end.sendall(b"half")
         with pytest.raises(ConnectionError):
-            last_of(wire)
-        wire.close()
+            last_of(loader)
+        loader.close()
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -390,7 +385,7 @@ def test_actors_that_cannot_begin_are_ended() -> None:
     found: Any = FakeRay({"CPU": 2}, {"CPU": 2})
     found.fails = True
     cluster = minato_gpu.RayLanes(4)
-    with pytest.raises(greeting.AgentError, match="did not start"):
+    with pytest.raises(wire.AgentError, match="did not start"):
         cluster._start(found)
     assert len(found.killed) == 2
 
@@ -409,5 +404,5 @@ def test_ray_that_is_shut_down_is_asked_nothing() -> None:
     agent = ray_lanes._Agent(found, Actor({}))
     found.is_up = False
     found.wait = found.get = found.nodes = None
-    with pytest.raises(greeting.AgentError, match="shutdown"):
+    with pytest.raises(wire.AgentError, match="shutdown"):
         agent.find()

@@ -13,8 +13,8 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader, Lanes, Source
-from minato_gpu.lanes.far import greeting
-from minato_gpu.lanes.far.frames import _LENGTHS, FrameSocket
+from minato_gpu.lanes.far import wire
+from minato_gpu.lanes.far.wire import _LENGTHS, FrameSocket
 from minato_gpu.sources import cluster_token
 from tests.support.agents import AgentProcess, agents
 from tests.support.waiting import wait_until
@@ -56,7 +56,7 @@ def connected(agent: AgentProcess) -> socket.socket:
 
 def refused(address: str, **more: Any) -> str:
     """What is said of the agent there."""
-    with pytest.raises(greeting.AgentError) as caught:
+    with pytest.raises(wire.AgentError) as caught:
         DataLoader(SAMPLES, num_workers=1, cluster=Lanes(address), **more)
     return str(caught.value)
 
@@ -77,8 +77,8 @@ def test_no_token(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["version", "python"])
 def test_another_version(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    theirs, own = greeting.own_hello(), greeting.own_hello() | {name: "0.0"}
-    monkeypatch.setattr(greeting, "own_hello", lambda **more: own)
+    theirs, own = wire.own_hello(), wire.own_hello() | {name: "0.0"}
+    monkeypatch.setattr(wire, "own_hello", lambda **more: own)
     said = refused(agent.address)
     for hello in (theirs, own):
         assert f"minato_gpu {hello['version']} on Python {hello['python']}" in said
@@ -90,7 +90,7 @@ def test_a_port_that_says_something_else() -> None:
 
 
 def test_a_port_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "LIMIT_S", 0.2)
+    monkeypatch.setattr(wire, "LIMIT_S", 0.2)
     with port(lambda end: (end.recv(1), None)[1]) as address:
         assert "answers nothing that an agent says" in refused(address)
 
@@ -117,11 +117,11 @@ def test_no_frame_is_longer_than_its_bound() -> None:
         here = socket.create_connection(listener.getsockname())
         there, _ = listener.accept()
     with here, there:
-        wire = FrameSocket(here)
+        receiver = FrameSocket(here)
         there.sendall(_LENGTHS.pack(1 << 40, 0))
         with pytest.raises(ConnectionError, match="no frame of ours is so long"):
-            wire.receive()
-        wire.close()
+            receiver.receive()
+        receiver.close()
 
 
 # --- what is refused at construction ----------------------------------------------------------------------

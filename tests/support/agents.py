@@ -14,7 +14,7 @@ import psutil
 
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Progress
-from minato_gpu.lanes.far import agent, session
+from minato_gpu.lanes.far import agent
 from minato_gpu.lanes.produce import Job
 from minato_gpu.sources.cluster_token import TOKEN
 from tests.lanes.lanes import FORK
@@ -32,7 +32,7 @@ def shifted(message: Any, seconds: float) -> Any:
     return message
 
 
-class _Ahead(session.AgentSession):
+class _Ahead(agent.AgentSession):
     """A session whose clock is ``seconds`` ahead."""
 
     seconds = 0.0
@@ -46,9 +46,9 @@ class _Ahead(session.AgentSession):
 def _run(told: Any, cores: int, job: Job | None, ahead_s: float, port: int) -> None:
     _Ahead.seconds = ahead_s
     os.environ[_AT_AGENT] = "yes"
-    agent.AgentSession = _Ahead  # type: ignore[attr-defined]
+    agent.AgentSession = _Ahead  # type: ignore[misc]
     if job is not None:
-        session.Shipment.unpack = lambda self: replace(job, lane=self.lane, num_workers=self.workers)  # type: ignore[method-assign]
+        agent.Shipment.unpack = lambda self: replace(job, lane=self.lane, num_workers=self.workers)  # type: ignore[method-assign]
     agent.serve("127.0.0.1", port, cores, told.send)
 
 

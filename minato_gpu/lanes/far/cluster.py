@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.lanes.far import greeting
+from minato_gpu.lanes.far import wire
+from minato_gpu.lanes.far.agent import Shipment
 from minato_gpu.lanes.far.lane import FarLane
-from minato_gpu.lanes.far.session import Shipment
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.sources import cluster_token
@@ -100,7 +100,7 @@ class Lanes:
 def _workers(address: str) -> int:
     """Returns how many workers the agent offers, or a guess where it does not answer."""
     try:
-        wire, hello = greeting.reach(address)
+        connected, hello = wire.reach(address)
     except OSError as error:
         LOGGER.warning(
             "No agent answers at %s (%s): it is tried again every second. Start one there with `minato-gpu lane "
@@ -109,5 +109,5 @@ def _workers(address: str) -> int:
             str(error),  # whoever keeps the record is not to keep the frames
         )
         return usable_cores()
-    wire.close()
+    connected.close()
     return int(hello["cores"])

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minato_gpu.lanes.far import greeting
+from minato_gpu.lanes.far import wire
 from minato_gpu.lanes.far.cluster import Find, Lanes
 from minato_gpu.sources import cluster_token
 from minato_gpu.util.messages import LOGGER, from_extra
@@ -56,7 +56,7 @@ class RayLanes(Lanes):
             with from_extra("ray"):
                 import ray
             if not ray.is_initialized():
-                raise greeting.AgentError("RayLanes: call ray.init() first, which connects this program to its cluster")
+                raise wire.AgentError("RayLanes: call ray.init() first, which connects this program to its cluster")
             os.environ.setdefault(cluster_token.TOKEN, secrets.token_hex(32))
             self._nodes = self._start(ray)
         return self._nodes
@@ -70,7 +70,7 @@ class RayLanes(Lanes):
             f" with {self._resources}" if self._resources else ""
         )
         if not sizes:
-            raise greeting.AgentError(what)
+            raise wire.AgentError(what)
         if sum(sizes) < self._cores:
             LOGGER.warning("%s; the others are used when nodes join.", what)
         starter = ray.remote(max_restarts=-1, scheduling_strategy="SPREAD")(_Starter)
@@ -90,7 +90,7 @@ class RayLanes(Lanes):
                 raise TimeoutError("none has told its address")
         except Exception as error:
             end()
-            raise greeting.AgentError(f"the agents did not start on the nodes of the Ray cluster: {error}") from error
+            raise wire.AgentError(f"the agents did not start on the nodes of the Ray cluster: {error}") from error
         return {f"ray-{number}": (agent.find, cores) for number, (agent, cores) in enumerate(agents)}
 
 
@@ -116,15 +116,15 @@ class _Agent:
     def find(self) -> str:
         """Returns the agent's address. Raises AgentError if there is none yet: without a text, or if Ray is down."""
         if not self._ray.is_initialized():  # to be asked it would begin a cluster of its own
-            raise greeting.AgentError("ray.shutdown() has been called")
+            raise wire.AgentError("ray.shutdown() has been called")
         self.asked = self.asked or self.actor.address.remote()
         if not self._ray.wait([self.asked], timeout=_ASKS_S)[0]:
-            raise greeting.AgentError
+            raise wire.AgentError
         asked, self.asked = self.asked, None  # next time another one may run
         try:
             return str(self._ray.get(asked))
         except self._ray.exceptions.RayError:
-            raise greeting.AgentError from None
+            raise wire.AgentError from None
 
 
 class _Starter:
