@@ -9,12 +9,12 @@ has everything counted.
 from __future__ import annotations
 
 import fcntl
-import math
+import heapq
 import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,8 @@ from minato_gpu.sources.disk.runs import reserved
 _NAME = "account"
 _NUMBERS = struct.Struct("<qq")
 _SEAL_BYTES = 4
-AT_A_TIME = 64  # copies that are removed under one lock
+_AT_A_TIME = 64  # copies that are removed under one lock
+_MOST = 1 << 16  # copies that are evicted at a time
 
 
 @dataclass
@@ -69,26 +70,38 @@ class Account:
             found = None
         return found or self.count_all()
 
-    def remove(self, names: Iterable[str], before: float = math.inf, inode: int = 0) -> Totals:
-        """Removes copies whose mtime is below ``before`` (s), and with ``inode`` only that file. Returns what was
-        removed."""
+    def remove(self, names: Iterable[str], inode: int = 0) -> Totals:
+        """Removes copies; with ``inode`` only that file. Returns what was removed."""
         gone, rest = Totals(), iter(names)
-        while chunk := list(islice(rest, AT_A_TIME)):
+        while chunk := list(islice(rest, _AT_A_TIME)):
             with self.change() as totals:
                 for name in chunk:
-                    try:
+                    with suppress(FileNotFoundError):
                         found = os.stat(name, dir_fd=self._root, follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    if found.st_mtime < before and inode in (0, found.st_ino):
-                        os.unlink(name, dir_fd=self._root)
-                        nbytes = found.st_blocks * 512
-                        totals.nbytes, totals.copies = totals.nbytes - nbytes, totals.copies - 1
-                        gone.nbytes, gone.copies = gone.nbytes + nbytes, gone.copies + 1
+                        if inode in (0, found.st_ino):
+                            self._unlink(name, found.st_blocks * 512, totals)
+                            gone.nbytes, gone.copies = gone.nbytes + found.st_blocks * 512, gone.copies + 1
         return gone
 
-    def count_each(self, totals: Totals) -> Iterator[CacheEntry]:
-        """Yields every copy, and sets ``totals`` to what copies and unfinished files take. Takes no lock."""
+    def evict(self, room: int, spare: int, before: float) -> int:
+        """Removes copies last used before ``before`` (s), the longest unused first, until ``spare`` of ``room`` bytes
+        are free. All is counted anew, as all of it is looked at. Returns how many were removed."""
+        evicted = 0
+        with self.change() as totals:
+            old = ((each.used_at, each) for each in self._count_each(totals) if each.used_at < before)
+            for _, each in heapq.nsmallest(_MOST, old):
+                if totals.nbytes <= room - spare:
+                    break
+                self._unlink(each.name, each.nbytes, totals)
+                evicted += 1
+        return evicted
+
+    def _unlink(self, name: str, nbytes: int, totals: Totals) -> None:
+        os.unlink(name, dir_fd=self._root)
+        totals.nbytes, totals.copies = totals.nbytes - nbytes, totals.copies - 1
+
+    def _count_each(self, totals: Totals) -> Iterator[CacheEntry]:
+        """Yields every copy, and sets ``totals`` to what copies and unfinished files take."""
         totals.nbytes, totals.copies = reserved(self._root), 0
         for entry in scan(self._path):
             totals.nbytes += entry.nbytes
@@ -98,7 +111,7 @@ class Account:
     def count_all(self) -> Totals:
         """Returns the totals, counted anew."""
         totals = Totals()
-        for _ in self.count_each(totals):
+        for _ in self._count_each(totals):
             pass
         return totals
 

@@ -2,7 +2,6 @@
 
     format     names this package, and the number of the format
     account    bytes and copies; its lock is held for every change (account.py)
-    evicting   locked by the one process that evicts
     runs/      a directory for each run that has the cache open (runs.py)
     00/ - ff/  a file for each copy (entry.py), by the first two digits of its key
 
@@ -11,12 +10,9 @@ Everything is the user's alone (0700).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from minato_gpu.sources.disk.filesystem import OpenFile, remote_kind
@@ -30,40 +26,27 @@ class CacheDirectoryError(Exception):
     """The directory cannot be used as it is; the message says what to do."""
 
 
-class Directory:
-    """Opens a cache's directory; with ``make``, creates it if need be. Raises CacheDirectoryError."""
+def open_directory(path: Path, make: bool) -> OpenFile:
+    """Opens a cache's directory, an absolute ``path``; with ``make``, creates it if need be.
 
-    def __init__(self, path: Path, make: bool) -> None:
-        self.path = Path(path).expanduser().absolute()
-        try:
-            _admit(self.path, make)
-            self.root = OpenFile(_opened(self.path))
-        except OSError as error:
-            raise CacheDirectoryError(f"{self.path} cannot be used for a cache: {error.strerror}") from error
+    Raises CacheDirectoryError.
+    """
+    try:
+        _admit(path, make)
+        return OpenFile(_opened(path))
+    except OSError as error:
+        raise CacheDirectoryError(f"{path} cannot be used for a cache: {error.strerror}") from error
 
-    def need_room(self, budget: int, held: int) -> None:
-        """Raises CacheDirectoryError where the disk has not room for ``budget`` bytes, of which it holds ``held``."""
-        disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        if budget > free + held:
-            raise CacheDirectoryError(
-                f"a cache of {budget:,} bytes does not fit on the disk of {self.path}: {free:,} bytes are free, and "
-                f"the cache holds {held:,}"
-            )
 
-    @contextmanager
-    def evicting(self) -> Iterator[bool]:
-        """Yields whether this process may evict: then no other may until the context ends, or the process dies."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = OpenFile(os.open("evicting", flags, 0o600, dir_fd=self.root.fd))
-        try:
-            yield _lock(file.fd)
-        finally:
-            file.close()
-
-    def close(self) -> None:
-        """Closes the directory's descriptor."""
-        self.root.close()
+def need_room(path: Path, budget: int, held: int) -> None:
+    """Raises CacheDirectoryError where the disk has not room for ``budget`` bytes, of which it holds ``held``."""
+    disk = os.statvfs(path)
+    free = disk.f_bavail * disk.f_frsize
+    if budget > free + held:
+        raise CacheDirectoryError(
+            f"a cache of {budget:,} bytes does not fit on the disk of {path}: {free:,} bytes are free, and the cache "
+            f"holds {held:,}"
+        )
 
 
 def wipe(path: Path) -> bool:
@@ -79,23 +62,13 @@ def wipe(path: Path) -> bool:
     for file in path.iterdir():
         if file.name == "runs" or len(file.name) == 2:
             shutil.rmtree(file, ignore_errors=True)
-        elif file.name in {"account", "evicting"}:
-            file.unlink()
+    (path / "account").unlink(missing_ok=True)
     (path / "format").unlink()
     return True
 
 
 def _opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _lock(fd: int) -> bool:
-    """Locks an open file for this process. Returns False if another process has it locked."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _admit(path: Path, make: bool) -> None:

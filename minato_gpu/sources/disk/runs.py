@@ -3,6 +3,9 @@
 A *run* is a tier with a budget, open in a process. It has a directory of its own, which holds its lock (flock) as long
 as the process lives, its record, and the files that it writes. Where the lock is free the process has died: what it was
 writing is removed with the directory, and its bytes are taken off the account.
+
+The record is a time in seconds since 1970: every copy that is of use to the run has been used since then. It is 0.0 in
+a run's first epoch, when any copy may be, and later the time at which the run began.
 """
 
 from __future__ import annotations
@@ -13,21 +16,13 @@ import shutil
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
 from uuid import uuid4
 
 from minato_gpu.sources.disk.filesystem import OpenFile
 
 _FOLDER = "runs"
 _RECORD = "record"
-_STRUCT = struct.Struct("<d?")
-
-
-class RunRecord(NamedTuple):
-    """The record of a run that other processes read. Times are in seconds since 1970."""
-
-    began: float = 0.0
-    has_read: bool = False  # whether its first epoch has ended
+_SINCE = struct.Struct("<d")
 
 
 class CacheRun:
@@ -43,16 +38,20 @@ class CacheRun:
         fcntl.flock(self.folder.fd, fcntl.LOCK_EX)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = OpenFile(os.open(_RECORD, flags, 0o600, dir_fd=self.folder.fd))
-        began = os.fstat(self._file.fd).st_mtime  # by the clock of the files
-        self.record = RunRecord(began)
+        self.began = os.fstat(self._file.fd).st_mtime  # by the clock of the files
+        self.has_read = False  # whether its first epoch has ended
         self._epochs = 0
-        self._write()
+
+    @property
+    def uses_since(self) -> float:
+        """The time since which every copy that is of use to the run has been used; 0.0: any may be."""
+        return self.began if self.has_read else 0.0
 
     def begin_epoch(self) -> None:
         """Writes down that an epoch begins."""
         self._epochs += 1
-        self.record = self.record._replace(has_read=self._epochs > 1)
-        self._write()
+        self.has_read = self._epochs > 1
+        os.pwrite(self._file.fd, _SINCE.pack(self.uses_since), 0)
 
     def new_file(self, nbytes: int) -> tuple[str, int]:
         """Makes a file for a copy of so many bytes of disk; returns its name in ``folder``, and its descriptor."""
@@ -66,13 +65,10 @@ class CacheRun:
         self._file.close()
         self.folder.close()
 
-    def _write(self) -> None:
-        os.pwrite(self._file.fd, _STRUCT.pack(*self.record), 0)
 
-
-def find_runs(root: int, mine: str = "") -> tuple[list[RunRecord], list[str]]:
+def find_runs(root: int, mine: str = "") -> tuple[list[float], list[str]]:
     """Returns the records of the runs that live, but for ``mine``, and the names of those that have died."""
-    living, dead = [], []
+    living, dead = list[float](), list[str]()
     for name in _names(root, _FOLDER):
         if name == mine:
             continue
@@ -103,21 +99,14 @@ def reserved(root: int) -> int:
     return sum(_reserved(root, name) for name in _names(root, _FOLDER))
 
 
-def unused_before(records: Iterable[RunRecord]) -> float:
-    """Returns the time since when every copy that is of use to any of these runs has been used; 0: all may be.
-
-    A run in its first epoch may want any copy; later it wants those that it has used since it began.
-    """
-    return min(record.began if record.has_read else 0.0 for record in records)
-
-
-def _record(folder: int) -> RunRecord:
-    """Returns the record of the run in ``folder``; one of a run that may want any copy if it cannot be read."""
+def _record(folder: int) -> float:
+    """Returns the record of the run in ``folder``; 0.0 if it cannot be read."""
     try:
         file = OpenFile(os.open(_RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder))
-        return RunRecord(*_STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0)))
+        (since,) = _SINCE.unpack(os.pread(file.fd, _SINCE.size, 0))
+        return float(since)
     except (OSError, struct.error):
-        return RunRecord()
+        return 0.0
 
 
 def _reserved(root: int, name: str) -> int:

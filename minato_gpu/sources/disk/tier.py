@@ -7,6 +7,7 @@ a checksum, which every read compares. Whatever goes wrong with the disk is a mi
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 import time
@@ -18,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
-from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
+from minato_gpu.sources.disk.directory import CacheDirectoryError, need_room, open_directory
 from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, name_of, scan
-from minato_gpu.sources.disk.eviction import Eviction
 from minato_gpu.sources.disk.filesystem import OpenFile, read_parts, write_parts
 from minato_gpu.sources.disk.runs import CacheRun, find_runs, remove_dead
 from minato_gpu.util.messages import say_once
@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _FOLDERS = 1 << 20  # bytes that folders take, one block each
 _NAMES_SHIFT = 6  # and names in them: of files of one block each, less than a 64th of what those take
+_SPARE_SHIFT = 6  # eviction frees a 64th of the budget at a time, as each time all copies are looked at
 _USED_S = 3600.0  # a copy that has been used so recently is not marked again
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -59,23 +60,23 @@ class DiskTier:
     def __init__(self, directory: str | os.PathLike[str], budget_bytes: int | None) -> None:
         if budget_bytes is not None and budget_bytes < LEAST_BUDGET:
             raise ValueError(f"a cache on disk needs a budget of at least {LEAST_BUDGET:,} bytes, got {budget_bytes:,}")
-        self._directory = Directory(Path(directory), make=budget_bytes is not None)
-        self._root = self._directory.root.fd
+        self._path = Path(directory).expanduser().absolute()
+        self._directory = open_directory(self._path, make=budget_bytes is not None)
+        self._root = self._directory.fd
         self._budget = budget_bytes or 0
         self._room = self._budget - self._overhead
         self._off: str | None = None
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._account = Account(self._directory.path, self._root)
+        self._account = Account(self._path, self._root)
         self._run: CacheRun | None = None
-        self._eviction: Eviction | None = None
         try:
             if budget_bytes is not None:
                 self._enter(budget_bytes)
         except OSError as error:
             if error.errno not in (*_FULL, errno.EROFS):
                 self.close()
-                raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
+                raise CacheDirectoryError(f"the cache in {self._path} cannot be opened: {error}") from error
             self._failed(error)  # what is there is served
         except CacheDirectoryError:
             self.close()
@@ -137,12 +138,12 @@ class DiskTier:
 
     def is_alone(self) -> bool:
         """Returns whether no other run uses the directory."""
-        eviction = self._eviction
-        return eviction is not None and self._if_it_can(lambda: not eviction.others(), False)
+        run = self._run
+        return run is not None and self._if_it_can(lambda: not find_runs(self._root, run.name)[0], False)
 
     def let_go(self, keys: Iterable[bytes]) -> None:
         """Drops copies that the run has used and will not need soon, where it is alone; not in its first epoch."""
-        if self._run is not None and self._run.record.has_read and self.is_alone():
+        if self._run is not None and self._run.has_read and self.is_alone():
             self.remove(keys)
 
     def room(self) -> Room:
@@ -153,7 +154,7 @@ class DiskTier:
     def entries(self) -> Iterator[CacheEntry]:
         """Yields every copy; some of those that come or go meanwhile."""
         if self._off is None:
-            yield from scan(self._directory.path)
+            yield from scan(self._path)
 
     def nbytes(self) -> int:
         """Returns the bytes of disk that count against the budget, those of all processes."""
@@ -199,8 +200,7 @@ class DiskTier:
             if dead and not living:
                 now = self._account.count_all()
                 totals.nbytes, totals.copies = now.nbytes, now.copies
-            self._directory.need_room(budget, totals.nbytes)
-        self._eviction = Eviction(self._directory, self._account, self._run, self._room)
+            need_room(self._path, budget, totals.nbytes)
 
     @property
     def _overhead(self) -> int:
@@ -210,11 +210,13 @@ class DiskTier:
         if self._run is None and self._budget:  # the disk was full
             with suppress(CacheDirectoryError):
                 self._enter(self._budget)
-        if self._run is not None and self._eviction is not None:
-            self._run.begin_epoch()
+        run = self._run
+        if run is not None:
+            run.begin_epoch()
             with self._account.change() as totals:
-                totals.nbytes -= remove_dead(self._root, find_runs(self._root, self._run.name)[1])
-            self._count(evicted=self._eviction.trim())
+                totals.nbytes -= remove_dead(self._root, find_runs(self._root, run.name)[1])
+            if self._unused_before(run) and self._account.look().nbytes > self._room:  # it may be smaller than it was
+                self._count(evicted=self._account.evict(self._room, 0, math.inf))
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class DiskTier:
     def _used(self, fd: int, marked: float) -> None:
         """Marks an open copy as used, once an hour, and once by each run."""
         now = time.time()
-        if self._run is not None and marked < max(self._run.record.began, now - _USED_S):
+        if self._run is not None and marked < max(self._run.began, now - _USED_S):
             with suppress(OSError):  # of a disk that can only be read any more
                 os.utime(fd)
 
@@ -255,8 +257,11 @@ class DiskTier:
         run, size = self._run, disk_space_of(len(data))
         if run is None:
             return False
-        file = self._reserved(run, size) or (self._made_room(size) and self._reserved(run, size))
-        if not file:
+        file = self._reserved(run, size)
+        if file is None and (before := self._unused_before(run)):
+            self._count(evicted=self._account.evict(self._room, max(size, self._room >> _SPARE_SHIFT), before))
+            file = self._reserved(run, size)
+        if file is None:
             return False
         new, fd = file
         try:
@@ -284,10 +289,9 @@ class DiskTier:
                 totals.nbytes -= size
                 raise
 
-    def _made_room(self, size: int) -> bool:
-        gone = 0 if self._eviction is None else self._eviction.make_room(size)
-        self._count(evicted=gone)
-        return gone > 0
+    def _unused_before(self, run: CacheRun) -> float:
+        """Returns the time since which every copy that is of use to any run has been used; 0.0: any may be."""
+        return min([run.uses_since, *find_runs(self._root, run.name)[0]])
 
     def _publish(self, run: CacheRun, new: str, name: str, size: int) -> None:
         """Renames a file that has been written to its name in the directory, and corrects the account."""
@@ -333,4 +337,4 @@ class DiskTier:
                 self._counts[name] += number
 
     def _say(self, text: str) -> None:
-        say_once(f"cache in {self._directory.path}: {text}")
+        say_once(f"cache in {self._path}: {text}")

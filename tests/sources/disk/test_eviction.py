@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.sources.disk.directory import Directory
 from minato_gpu.sources.disk.entry import disk_space_of
-from minato_gpu.sources.disk.runs import RunRecord, unused_before
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.sources.disk.content import (
     BUDGET,
@@ -113,19 +111,6 @@ def test_what_another_run_that_lives_uses_stays(path: Path) -> None:
     tier.close()
 
 
-def test_one_process_at_a_time_evicts(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    for _ in range(2):
-        tier.begin_epoch()
-    owner = Directory(path, make=False)
-    with owner.evicting() as mine:
-        assert mine and keep(tier, *range(2000, 2010)) == 0
-    owner.close()
-    assert keep(tier, *range(2000, 2010)) == 10
-    tier.close()
-
-
 def test_a_smaller_budget_holds_after_the_first_epoch(path: Path) -> None:
     """Copies of no use go first."""
     run_elsewhere(path, range(140))
@@ -160,19 +145,6 @@ def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
     assert tier.is_alone() and kept(tier) == {*sorted(full)[100:]} and tier.stats()["removed"] == 100
     assert keep(tier, *range(1000, 1100)) == 100
     tier.close()
-
-
-@pytest.mark.parametrize(
-    ("record", "before"),
-    [
-        (RunRecord(T), 0.0),  # any copy may be of use in the first epoch
-        (RunRecord(T, True), T),
-        (RunRecord(), 0.0),  # that of a record which cannot be read
-    ],
-)
-def test_what_is_of_use_to_a_run(record: RunRecord, before: float) -> None:
-    assert unused_before([record]) == before
-    assert unused_before([record, RunRecord(T - 5, True)]) == min(before, T - 5)
 
 
 def test_what_has_been_used_since_stays(path: Path) -> None:
