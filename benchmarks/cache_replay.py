@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from minato_gpu.caching.choice import look_ahead, reach
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.future import Integers, Orders, share
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.orders import Orders, share
-from minato_gpu.caching.policy import CachePolicy
+from minato_gpu.caching.policy import CachePolicy, Minio
 from minato_gpu.caching.soon import Soon
 from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.disk.entry import disk_space_of

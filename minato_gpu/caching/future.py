@@ -1,4 +1,4 @@
-"""Tables of when each key is needed next, made from the orders of epochs to come.
+"""The orders of epochs to come, and tables of when each key is needed next, made from them.
 
 Positions count a tier's accesses; the epochs that are known lie one after another from ``start`` to ``end``. Two tables
 hold all: of each key its next use, and of each known position the next use of its key after that. A use is found by
@@ -7,12 +7,34 @@ following the second from the first, and no step is taken twice. Memory: 16 byte
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 NEVER = int(np.iinfo(np.int64).max)
 """The position of a use that is not known."""
+
+
+class Orders(Protocol):
+    """The orders of a tier's epochs, in the tier's keys.
+
+    Two that are equal give the same orders (they compare seed, rank, ranks and all else that the orders depend on):
+    what was made of one serves the other.
+    """
+
+    def order(self, epoch: int) -> Integers | None:
+        """Returns the keys of the epoch's accesses, shape (accesses,); None if they cannot be known."""
+
+
+def share(order: Integers, rank: int, ranks: int, *, drop_last: bool = False) -> Integers:
+    """Returns what one of several ranks reads of an epoch's order, as torch's ``DistributedSampler`` shares it out.
+
+    All ranks read equally many: the order goes on from its beginning, or its end is dropped.
+    """
+    count = len(order) // ranks if drop_last else -(-len(order) // ranks)
+    return np.resize(order, count * ranks)[rank::ranks]
 
 
 class Future:

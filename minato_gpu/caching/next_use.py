@@ -11,8 +11,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from minato_gpu.caching.future import Future
-from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.future import Future, Orders
 from minato_gpu.caching.policy import CachePolicy
 
 _SLACK = 1024  # entries of the heap that are out of date, beyond as many as there are items

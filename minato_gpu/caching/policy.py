@@ -1,7 +1,7 @@
 """The interface between a tier and its policy, which decides which items stay within a budget of bytes.
 
 A tier tells its policy of every epoch that begins, and of every access. What is kept is a hit: ``used``. What is not is
-read, and then offered: ``offer`` answers whether to keep it, and what goes in exchange. What the tier loses in other
+read, and then offered: ``offer`` answers what goes in exchange, or that it is not kept. What the tier loses in other
 ways (a corrupt copy, a file that changed, an older copy of what is offered) it tells by ``dropped``. A policy holds no
 bytes, and reads no clock; one thread at a time calls it.
 
@@ -14,19 +14,7 @@ then an array of 8 MB, and looking a key up in it costs 50 ns. Of hashable keys 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from minato_gpu.caching.orders import Orders
-
-
-class Admission(NamedTuple):
-    """A policy's answer to an item that is offered."""
-
-    keep: bool  # the item that was offered
-    evict: tuple[int, ...] = ()  # items to let go before that
-
-
-KEEP, PASS = Admission(True), Admission(False)
+from minato_gpu.caching.future import Orders
 
 
 class CachePolicy:
@@ -49,20 +37,23 @@ class CachePolicy:
         """
         return 0  # unless positions make a difference
 
-    def offer(self, key: int, nbytes: int, now: int) -> Admission:
-        """Decides whether to keep an item of ``nbytes`` bytes that was missed at ``now``."""
+    def offer(self, key: int, nbytes: int, now: int) -> tuple[int, ...] | None:
+        """Decides whether to keep an item of ``nbytes`` bytes that was missed at ``now``.
+
+        Returns the items that go for it, or None if it is not kept.
+        """
         if nbytes > self.budget:
-            return PASS
+            return None
         short = nbytes - (self.budget - self.used_bytes)
         going = self._exchange(key, short, now) if short > 0 else ()
         if going is None:
-            return PASS
+            return None
         for each in going:
             self.dropped(each)
         self._bytes[key] = nbytes
         self.used_bytes += nbytes
         self._entered(key, now)
-        return Admission(True, going) if going else KEEP
+        return going
 
     def used(self, key: int, now: int) -> None:
         """Notes that an item that is kept was hit at ``now``."""
@@ -86,3 +77,12 @@ class CachePolicy:
 
     def _entered(self, key: int, now: int) -> None:
         """Notes that an item is kept from now on."""
+
+
+class Minio(CachePolicy):
+    """Keeps what came first and never evicts: CoorDL's MinIO cache (Mohan et al., "Analyzing and Mitigating Data Stalls
+    in DNN Training", VLDB 2021).
+
+    With one reader that shuffles the whole set anew each epoch it is optimal for items of equal size and cost: a hit
+    needs that the item was there when the epoch began, so no policy has more hits in an epoch than it has items.
+    """

@@ -17,8 +17,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.future import Integers, Orders
 
 
 class Soon:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
-from minato_gpu.caching import orders
+from minato_gpu.caching.future import share
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import places_of, plain_places, shared_out
 from minato_gpu.samples import JSON, Key, Value
@@ -246,7 +246,7 @@ def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[
     whole.set_epoch(sampler.epoch)
     order = list(whole)
     left = np.flatnonzero(~_mask(gone, len(order)))
-    mine = orders.share(left, sampler.rank, sampler.num_replicas, drop_last=sampler.drop_last)
+    mine = share(left, sampler.rank, sampler.num_replicas, drop_last=sampler.drop_last)
     return [order[entry] for entry in mine.tolist()]
 
 

@@ -13,8 +13,9 @@ from minato_gpu.pipeline.kept_fields import KeepableFields, PreparedSample
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.pipeline.stages import Fields
 from minato_gpu.samples import Value
-from minato_gpu.sources import fields as fields_socket
+from minato_gpu.sources import sent_samples
 from minato_gpu.sources.reading import AT_HAND
+from minato_gpu.sources.sent_samples import SentSample
 
 
 class FieldKeeper:
@@ -42,7 +43,9 @@ class FieldKeeper:
         if AT_HAND.asked_for >= 0:
             made = self._make(fields, seed, before_stage)
             buffers = None if made.kept is None else blobs.pieces(blobs.dump((given, made.kept)))
-            fields_socket.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s, made.why_not)
+            sent = SentSample(AT_HAND.asked_for, made.prepare_s, made.saved_s, why_not=made.why_not)
+            with suppress(OSError):  # then they are not kept
+                sent_samples.send(self._end, sent, buffers)
             return made.outputs
         data = AT_HAND.find_fields()
         if data is not None:

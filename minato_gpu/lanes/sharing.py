@@ -14,6 +14,7 @@ from minato_gpu.samples import Value
 from minato_gpu.sources import sent_samples
 from minato_gpu.sources.blocks import ASKED
 from minato_gpu.sources.reading import AT_HAND, Place
+from minato_gpu.sources.sent_samples import SentSample
 
 Produce = Callable[[int], Value]
 
@@ -51,7 +52,7 @@ class Sharing:
             self._send_why_not(place, f"a sample cannot be sent: {error}")
             return value
         with suppress(OSError):
-            sent_samples.send(self._end, place, seconds, pieces)
+            sent_samples.send_asked(self._end, place, seconds, pieces)
         return value
 
     def _copy(self, produce: Produce, at: int, place: Place) -> Value:
@@ -66,4 +67,4 @@ class Sharing:
 
     def _send_why_not(self, place: Place, why_not: str) -> None:
         with suppress(OSError):
-            sent_samples.send_why_not(self._end, place[4], why_not)
+            sent_samples.send(self._end, SentSample(place[4], why_not=why_not))

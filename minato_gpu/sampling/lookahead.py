@@ -21,8 +21,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import Orders, share
+from minato_gpu.caching.future import Integers, Orders, share
 from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.packing import unpacked_state

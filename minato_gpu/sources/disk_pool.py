@@ -1,7 +1,7 @@
 """A cache on disk before the reader pool: what has a copy there is read from it, and all else from its source.
 
 The cache is looked into by threads, as files are. It keeps what comes first, until its budget is full: then what is new
-passes by (CoorDL's MinIO cache, see caching/minio.py), unless there are copies that nobody uses any more, which make
+passes by (CoorDL's MinIO cache, see caching/policy.py), unless there are copies that nobody uses any more, which make
 room (disk/account.py). So the processes that share a directory need not agree on anything: each hits what any of them
 has kept. Where a run has a directory alone, reads a part of each epoch, and knows which, a copy goes as it is used if
 it is not needed soon, and what is not needed soon is not written (disk_retention.py).

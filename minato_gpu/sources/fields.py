@@ -1,27 +1,17 @@
-"""Fields of samples in the tier in memory: which are asked of workers, how they come, and what goes to make room.
+"""Fields of samples in the tier in memory: which are asked of workers, and what goes to make room.
 
 The fields of the first samples are asked for, so that their size and what they save are known. From that, from what the
 storage gives and from what workers take follow the shares of samples kept as fields and as raw bytes that make an epoch
 shortest (caching/split.py). A hash of a sample's number says of which kind it is, so that both kinds fill at the same
 pace.
-
-A worker sends fields in a memory file of their own, by a socket that all workers share. It never waits: where the
-socket is full, or descriptors are short, the fields are not kept. So few are under way at a time that their memory is
-of no account.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from minato_gpu.caching.split import Means, Shares, split
-from minato_gpu.sources import messages
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.sources.disk.filesystem import read_into
 from minato_gpu.sources.memory_tier import NO_ITEM, Copy, MemoryTier
 from minato_gpu.sources.source import Key, fields_key
 
@@ -30,8 +20,6 @@ _ASKED = 4 * LEARNED  # at most, before that: fields may be such as cannot be se
 _HASH = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _SLACK = 1.05  # times what is chosen of a kind may be kept before some of it goes: choices move a little each epoch
-_HEAD = struct.Struct("<qdd")
-_ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
 
 
 class FieldPolicy:
@@ -122,59 +110,3 @@ class FieldPolicy:
         kept = f"fields of {self.shares.fields:.0%} and raw bytes of {self.shares.raw:.0%} of the samples"
         times = f"reading takes {read:.2f} ms a sample, preparing {prepare:.2f}, of which fields save {saved:.2f}"
         return f"{kept}: {times}{refused}"
-
-
-# --- how they come ---------------------------------------------------------------------------------------------------
-
-
-class Received(NamedTuple):
-    """The fields of a sample that a worker has sent."""
-
-    sample: int
-    saved_s: float  # what they save
-    prepare_s: float  # of what it takes to prepare the sample
-    file: int  # memory that holds them, the receiver's to close; -1: there are none
-    nbytes: int
-    why_not: str = ""  # there are none, in words; empty where no descriptor was free
-
-    def fill(self, view: memoryview) -> None:
-        """Copies the fields to ``view``, of ``nbytes`` bytes."""
-        read_into(self.file, view, 0)
-
-
-def pair(room: int = _ROOM) -> tuple[socket.socket, socket.socket]:
-    """Returns the ends of the reader process and of all workers."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-    for end in ends:
-        end.setblocking(False)
-    return ends
-
-
-def send(
-    end: socket.socket,
-    sample: int,
-    buffers: Sequence[bytes | memoryview] | None,
-    saved_s: float,
-    prepare_s: float,
-    why_not: str = "",
-) -> bool:
-    """Sends the fields of a sample, or why there are none (``buffers`` is None). Returns whether they are under way."""
-    head = _HEAD.pack(sample, saved_s, prepare_s)
-    try:
-        if buffers is None:
-            end.send(head + messages.reason(why_not))
-        else:
-            messages.send_file(end, "fields", head, buffers)
-    except OSError:  # descriptors or memory are short, the socket is full, or the reader has ended
-        return False
-    return True
-
-
-def receive(end: socket.socket) -> Received | None:
-    """Returns the next fields; None if none have come. Raises ConnectionError once all workers' ends are closed."""
-    if (record := messages.receive_record(end, _HEAD)) is None:
-        return None
-    (sample, saved_s, prepare_s), why_not, file = record
-    nbytes = os.fstat(file).st_size if file >= 0 else 0
-    return Received(sample, saved_s, prepare_s, file, nbytes, why_not)

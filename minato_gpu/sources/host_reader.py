@@ -32,7 +32,7 @@ from minato_gpu.sources.process import Link, ReaderSettings, failed
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Number of the protocol. It goes up with every change of messages between loaders and this process, or of the
 stamps of blocks (blocks.py)."""
 LINGER_S = 5.0

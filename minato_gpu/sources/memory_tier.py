@@ -14,11 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from minato_gpu.caching.choice import Choice, choose
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.future import Integers, Orders
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import CachePolicy
+from minato_gpu.caching.policy import CachePolicy, Minio
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.source import FIELDS, Key
 
@@ -174,17 +172,15 @@ class MemoryTier:
         self._offered += 1
         self._nbytes += space_of(copy.nbytes)
         older = self._drop(item) if item in self._copies else []
-        verdict = self._policy.offer(item, space_of(copy.nbytes), now - self._since)
-        going = [gone for each in verdict.evict for gone in self._take_out(each)]
+        evicted = self._policy.offer(item, space_of(copy.nbytes), now - self._since)
+        if evicted is None:
+            return False, older
+        going = [gone for each in evicted for gone in self._take_out(each)]
         self.evicted += len(going)
-        if verdict.keep:
-            self._put_in(item, copy)
-        return verdict.keep, going + older
-
-    def _put_in(self, item: int, copy: Copy) -> None:
         self._copies[item] = copy
         self._items[copy.key] = item
         self._fields += copy.key[0] == FIELDS
+        return True, going + older
 
     def _take_out(self, item: int) -> list[Copy]:
         """Removes and returns the item's copy, if there is one."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ LARGEST = 64 << 10  # bytes of a message that goes as it is
 SOCKET_BYTES = 2 << 20  # bytes of a socket's buffer, if the kernel allows so many
 _ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
 _AT_ONCE = 512  # buffers of one system call
-_TEXT = 500  # bytes of a reason
 
 
 class MessageSocket:
@@ -105,25 +103,3 @@ def receive(end: socket.socket, most: int) -> tuple[bytes, int]:
     if not data:
         raise ConnectionError("the other side has ended")
     return data, files[0] if files else -1
-
-
-def reason(text: str) -> bytes:
-    """Returns a text as it follows a worker's record, cut to what ``receive_record`` takes."""
-    return text.encode("utf-8", "replace")[:_TEXT]
-
-
-def receive_record(end: socket.socket, head: struct.Struct) -> tuple[tuple[Any, ...], str, int] | None:
-    """Returns a worker's next record, the text that follows it, and the file that came with it, for the caller to close
-    (-1: none); None if there is none yet.
-
-    Raises OSError for an invalid message, and once all workers' ends are closed.
-    """
-    try:
-        data, file = receive(end, head.size + _TEXT)
-    except BlockingIOError:
-        return None
-    if len(data) < head.size:
-        if file >= 0:
-            os.close(file)
-        raise ConnectionError("that is noise")
-    return head.unpack_from(data), data[head.size :].decode("utf-8", "replace"), file

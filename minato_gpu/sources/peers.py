@@ -1,6 +1,6 @@
 """Caches of several hosts as one (``cache_peers``): what another host keeps comes from there, and not from storage.
 
-Each host has one reader process (host_reader.py). Every source has one owner among them (caching/partition.py), which
+Each host has one reader process (host_reader.py). Every source has one owner among them (``owner_of``), which
 alone keeps it in memory. A read that no tier of this host answers goes to the owner: it sends its copy, or reads the
 source from storage, keeps it if there is room, and sends it. So each source is read once by all hosts together, while
 they have room for the set. An owner whose storage is slow says every ``BEAT_S`` that it is still reading. One that says
@@ -20,13 +20,13 @@ import secrets
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from hashlib import blake2b
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from minato_gpu.caching.partition import Partition
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, Blocks
 from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
 from minato_gpu.sources.memory_tier import MemoryTier
@@ -43,7 +43,7 @@ AGAIN_S = 10.0
 _LOOK_S = 0.1
 STARTS_S = 60.0  # seconds that hosts wait for each other before they are one cache
 CONNECTIONS = 32  # to each peer
-MAGIC = b"minato peers 2\n\0"
+MAGIC = b"minato peers 3\n\0"
 REQUEST = struct.Struct("<I")  # bytes of the request that follows
 ANSWER = struct.Struct("<QQ")  # bytes that follow, and their checksum
 CANNOT, READING = (1 << 64) - 1, (1 << 64) - 2  # in place of the length: it cannot be read; it is still being read
@@ -58,17 +58,27 @@ class PeerError(OSError):
     """A peer sends an invalid message, or does not know the token."""
 
 
+def owner_of(name: bytes, hosts: Iterable[str]) -> str | None:
+    """Returns the host of these that keeps what has this name; None if there are none.
+
+    Method: rendezvous hashing (Thaler and Ravishankar 1998). Every host finds the same owner without asking, each owns
+    an equal share, and where a host leaves only what it owned has new owners. CoorDL (VLDB 2021) partitions caches
+    likewise.
+    """
+    return max(hosts, key=lambda host: blake2b(b"%s %s" % (host.encode(), name)).digest(), default=None)
+
+
 class PeerPool:
     """A pool that asks other hosts for what they own, and has ``pool`` read everything else.
 
-    ``address``: this host's among those of the partition. ``done`` is called as a ReaderPool calls its own, with
+    ``done`` is called as a ReaderPool calls its own, with
     ``from_peer=True`` where the bytes came from another host.
     """
 
     def __init__(self, pool: ReaderPool, blocks: Blocks, done: Callable[..., None]) -> None:
         self._pool, self._blocks, self._done = pool, blocks, done
         self._loop = asyncio.get_running_loop()
-        self._partition: Partition | None = None  # known later than the first reads, where peers are found
+        self._hosts: tuple[str, ...] = ()  # known later than the first reads, where peers are found
         self._address = ""
         self._peers: dict[str, _Peer] = {}
         # tasks that try to reach the hosts that are left out, by address
@@ -80,7 +90,7 @@ class PeerPool:
 
     def join(self, address: str, addresses: tuple[str, ...]) -> None:
         """Makes these hosts the owners of what is read; this host is at ``address``."""
-        self._partition, self._address, self.why, self._is_looking = Partition(addresses), address, "", False
+        self._hosts, self._address, self.why, self._is_looking = addresses, address, "", False
         self._peers = {each: _Peer(each) for each in addresses if each != address}
 
     async def meet(self, address: str, addresses: tuple[str, ...]) -> None:
@@ -102,9 +112,7 @@ class PeerPool:
         return not self._is_looking and self._owner(key) in (None, self._address)
 
     def _owner(self, key: Key) -> str | None:
-        if self._partition is None:
-            return None
-        return self._partition.owner(json.dumps(key).encode(), self._left_out)
+        return owner_of(json.dumps(key).encode(), (host for host in self._hosts if host not in self._left_out))
 
     def submit(self, number: int, source: Source) -> None:
         """Reads a source: asks the host that owns it, or has ``pool`` read it."""
@@ -165,9 +173,9 @@ class PeerPool:
 
     def counts(self) -> dict[str, Any]:
         """Returns what has been asked of other hosts, and which are left out."""
-        hosts = 1 if self._partition is None else len(self._partition.hosts)
         left_out = sorted(self._left_out)
-        return {"hosts": hosts, "asked": self.asked, "failed": self.failed, "left_out": left_out, "why": self.why}
+        counts = {"hosts": len(self._hosts) or 1, "asked": self.asked, "failed": self.failed}
+        return counts | {"left_out": left_out, "why": self.why}
 
 
 class _Peer:

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources import fields, sent_samples
+from minato_gpu.sources import sent_samples
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk_retention import DiskRetention
+from minato_gpu.sources.fields import FieldPolicy
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.pool import ReaderPool, Reads
 from minato_gpu.sources.prepared_samples import PreparedSamples, Sharer
+from minato_gpu.sources.sent_samples import SentSample
 from minato_gpu.sources.service import Ready, Service, Wanted
 from minato_gpu.sources.source import PREPARED, Key
 from minato_gpu.util import children
@@ -130,8 +132,7 @@ class Link:
         self._service = service = Service(blocks, settings.ahead_bytes, self._ready, memory)
         self.pool = service.pool = pool_of(service)
         self._from_workers: socket.socket | None = None  # on which workers send fields, or prepared samples
-        self._next_of: Callable[[socket.socket], Any] = fields.receive  # returns what has come there; None: nothing
-        self._take: Callable[[Any], None] = service.receive
+        self._take: Callable[[SentSample], None] = service.receive
         self._sharer: Sharer | None = None  # decides which tickets are announced, where prepared samples are shared
         self._tier: DiskTier | None = None  # on disk; stays open, so that other runs see that this one lives
         self._disk: DiskPool | None = None  # while there are workers
@@ -141,7 +142,7 @@ class Link:
     def keep_fields(self, of_fields: socket.socket, memory: MemoryTier) -> None:
         """Keeps fields that workers send."""
         settings, rate = self._settings, self.pool.rate
-        self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
+        self._service.fields = FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
         self._listen_to(of_fields)
 
     def share(self, prepared: PreparedSamples, of_samples: socket.socket) -> None:
@@ -151,7 +152,7 @@ class Link:
         sample, or another one has or will.
         """
         self._sharer = prepared.join(self._settings.fingerprint, self._settings.workers, self._announce)
-        self._next_of, self._take = sent_samples.receive, self._sharer.receive
+        self._take = self._sharer.receive
         of_samples.setblocking(False)
         self._listen_to(of_samples)
 
@@ -191,7 +192,7 @@ class Link:
         end = self._from_workers
         while end is not None:
             try:
-                found = self._next_of(end)
+                found = sent_samples.receive(end)
             except OSError:
                 self._loop.remove_reader(end.fileno())
                 return

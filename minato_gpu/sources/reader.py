@@ -19,7 +19,7 @@ from weakref import WeakSet, finalize
 
 from minato_gpu.memory.arena import MOST, Arena, round_up
 from minato_gpu.memory.shared_memory import LEAST
-from minato_gpu.sources import fields
+from minato_gpu.sources import sent_samples
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.messages import SOCKET_BYTES, MessageSocket
 from minato_gpu.sources.process import ReaderSettings, main
@@ -109,7 +109,7 @@ class Reader:
             self._hold(ours, arena, settings, stays=stays)
             theirs_of_fields = None
             if settings.keeps_fields:
-                theirs_of_fields, self.fields = fields.pair()
+                theirs_of_fields, self.fields = sent_samples.pair()
                 undo.callback(theirs_of_fields.close)
                 undo.callback(self.fields.close)
             self.process = start(main, arena, theirs, theirs_of_fields, self._owner, settings)

@@ -1,7 +1,10 @@
-"""The transfer of prepared samples from worker to worker, by way of the reader process.
+"""Samples, or fields of samples, that workers send the reader process, by a socket that all workers of a loader share.
 
-It decides who prepares a sample (prepared_samples.py). The worker sends the sample as a blob, in a memory file, with
-its checksum. The reader process stages it in memory that the workers of all loaders map; they copy it from there, and
+A sample is a blob in a memory file of its own. Workers never wait: where the socket is full, or descriptors are short,
+nothing is sent. So few are under way at a time that their memory is of no account.
+
+Fields stay in the tier in memory (fields.py). A whole sample is for other loaders (prepared_samples.py), and comes with
+its checksum: the reader process stages it in memory that the workers of all loaders map; they copy it from there, and
 compare the checksum of what they have copied: the block may have become another sample's meanwhile.
 """
 
@@ -24,7 +27,9 @@ from minato_gpu.sources.disk.filesystem import read_into
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import PREPARED
 
-_HEAD = struct.Struct("<qdqQ")
+_HEAD = struct.Struct("<qddQq")
+_TEXT = 500  # bytes of a reason
+_ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
 _SAMPLE, _CHECKSUM = 0, -1  # what a worker is asked for, in place of a number of bytes
 _GONE = -1  # in place of a number of bytes
 
@@ -34,9 +39,10 @@ class SentSample(NamedTuple):
 
     number: int
     prepare_s: float = 0.0
-    nbytes: int = _GONE  # there was no copy where one should have been
+    saved_s: float = 0.0  # seconds of these that its fields save
     checksum: int = 0
-    why_not: str = ""  # no sample is to be shared any more, in words
+    nbytes: int = _GONE  # there was no copy where one should have been
+    why_not: str = ""  # nothing is sent of it, in words; of a whole sample: nor will be of any other
     file: int = -1  # memory that holds it, the receiver's to close
 
     @property
@@ -47,6 +53,47 @@ class SentSample(NamedTuple):
     def fill(self, view: memoryview) -> None:
         """Copies what is in the file."""
         read_into(self.file, view, 0)
+
+
+def pair(room: int = _ROOM) -> tuple[socket.socket, socket.socket]:
+    """Returns the ends of the reader process and of all workers."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def send(end: socket.socket, sent: SentSample, pieces: Sequence[bytes | memoryview] | None = None) -> None:
+    """Sends a message, and the ``pieces`` of a sample. Raises OSError if the socket is full, or memory is short."""
+    *numbers, why_not, _ = sent
+    head = _HEAD.pack(*numbers) + why_not.encode("utf-8", "replace")[:_TEXT]
+    if pieces is None:
+        end.send(head)
+    else:
+        messages.send_file(end, "sample", head, pieces)
+
+
+def receive(end: socket.socket) -> SentSample | None:
+    """Returns the next message; None if there is none yet.
+
+    Raises OSError for an invalid message, and once all workers' ends are closed.
+    """
+    try:
+        data, file = messages.receive(end, _HEAD.size + _TEXT)
+    except BlockingIOError:
+        return None
+    if len(data) < _HEAD.size:
+        if file >= 0:
+            os.close(file)
+        raise ConnectionError("invalid message")
+    number, prepare_s, saved_s, checksum, nbytes = _HEAD.unpack_from(data)
+    nbytes = os.fstat(file).st_size if file >= 0 else nbytes
+    why_not = data[_HEAD.size :].decode("utf-8", "replace")
+    return SentSample(number, prepare_s, saved_s, checksum, nbytes, why_not, file)
+
+
+# --- samples for other loaders ---------------------------------------------------------------------------------------
 
 
 def ask(number: int) -> Place:
@@ -64,34 +111,13 @@ def place_of(number: int, block: int, nbytes: int, checksum: int) -> Place:
     return block, nbytes, checksum, PREPARED, number, None
 
 
-def send(end: socket.socket, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
-    """Sends a sample, in pieces, as it was ``asked`` for. Raises OSError if the socket is full, or memory is short."""
+def send_asked(end: socket.socket, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
+    """Sends a sample, in pieces, as it was ``asked`` for. Raises as ``send``."""
     checksum = xxh3_64()
     for piece in pieces:
         checksum.update(piece)
-    head = _HEAD.pack(asked[4], prepare_s, sum(map(len, pieces)), checksum.intdigest())
-    if asked[1] == _CHECKSUM:
-        end.send(head)
-    else:
-        messages.send_file(end, "sample", head, pieces)
-
-
-def send_why_not(end: socket.socket, number: int, why_not: str = "") -> None:
-    """Sends that no sample is to be shared, and why; without a reason, that this one's copy was gone."""
-    end.send(_HEAD.pack(number, 0.0, _GONE, 0) + messages.reason(why_not))
-
-
-def receive(end: socket.socket) -> SentSample | None:
-    """Returns the next message; None if there is none yet.
-
-    Raises OSError for an invalid message, and after all workers' end.
-    """
-    if (record := messages.receive_record(end, _HEAD)) is None:
-        return None
-    (number, prepare_s, nbytes, checksum), why_not, file = record
-    if file >= 0:
-        nbytes = os.fstat(file).st_size
-    return SentSample(number, prepare_s, nbytes, checksum, why_not, file)
+    sent = SentSample(asked[4], prepare_s, checksum=checksum.intdigest(), nbytes=sum(map(len, pieces)))
+    send(end, sent, None if asked[1] == _CHECKSUM else pieces)
 
 
 def copy(arena: Arena, place: Place) -> NDArray[np.uint8] | None:

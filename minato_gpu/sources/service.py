@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
-from minato_gpu.sources.fields import FieldPolicy, Received
+from minato_gpu.sources.fields import FieldPolicy
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.pool import Pool
 from minato_gpu.sources.reading import Place
+from minato_gpu.sources.sent_samples import SentSample
 from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
 
 if TYPE_CHECKING:
@@ -343,9 +344,9 @@ class Service:
         self._leave(each)
         self._start()
 
-    def receive(self, found: Received) -> None:
+    def receive(self, found: SentSample) -> None:
         """Takes in the fields of a sample that a worker has sent, or why there are none."""
-        memory, fields, sample, nbytes = self._memory, self.fields, found.sample, found.nbytes
+        memory, fields, sample, nbytes = self._memory, self.fields, found.number, found.nbytes
         if memory is None or fields is None:
             return
         if found.why_not:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.sources import fields, host_reader
+from minato_gpu.sources import host_reader, sent_samples
 from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.process import ReaderSettings
@@ -46,7 +46,7 @@ class SharedReader(Reader):
     def __init__(self, start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> None:
         self._share, self._stays_open, self._is_closed = share, stays, False
         end = _connected(start, share, settings)
-        theirs, ours = fields.pair(_ROOM) if settings.share_bytes else (None, None)
+        theirs, ours = sent_samples.pair(_ROOM) if settings.share_bytes else (None, None)
         try:
             found = _welcomed(end, settings, theirs)
         except BaseException:

@@ -42,13 +42,13 @@ class Tier:
         """Whether it is kept; an older copy goes first."""
         if key in self.kept:
             self.drop(key)
-        keep, evict = self.policy.offer(key, nbytes, now)
-        for each in evict:
+        evicted = self.policy.offer(key, nbytes, now)
+        for each in evicted or ():
             del self.kept[each]
-        if keep:
+        if evicted is not None:
             self.kept[key] = nbytes
         self.check()
-        return keep
+        return evicted is not None
 
     def drop(self, key: int) -> None:
         self.policy.dropped(key)

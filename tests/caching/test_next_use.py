@@ -14,9 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from benchmarks.cache_replay import most_hits
 from minato_gpu.caching.future import NEVER, Future
-from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.policy import KEEP, PASS, Admission, CachePolicy
+from minato_gpu.caching.policy import CachePolicy, Minio
 from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, shuffled_shares
 from tests.support.examples import half
 
@@ -76,12 +75,12 @@ def test_a_missed_epoch_or_another_order_leaves_no_trace() -> None:
     """An item whose use was foretold and never came is no more wanted than others once the epoch is over."""
     policy = NextUse(1, KEYS)
     start = policy.begin(0, Listed(((0, 1, 0), (1, 2, 1), (2,))), 1)
-    assert policy.offer(0, 1, start) == KEEP
-    assert policy.offer(1, 1, start + 1) == PASS  # 0 is foretold to come sooner
+    assert policy.offer(0, 1, start) == ()
+    assert policy.offer(1, 1, start + 1) is None  # 0 is foretold to come sooner
     start = policy.begin(1, Listed(((0, 1, 0), (1, 2, 1), (2,))), 1)  # but did not come
-    assert policy.offer(1, 1, start) == Admission(True, (0,))
+    assert policy.offer(1, 1, start) == (0,)
     start = policy.begin(5, Listed(((),) * 5 + ((2, 3, 3),)), 1)  # epochs were left out
-    assert policy.offer(3, 1, start + 1) == Admission(True, (1,))
+    assert policy.offer(3, 1, start + 1) == (1,)
 
 
 @pytest.mark.parametrize("changed", [True, False])
@@ -91,8 +90,8 @@ def test_orders_that_change_from_one_epoch_to_the_next_count_from_then_on(change
     policy = NextUse(1, KEYS)
     policy.begin(0, first, 2)
     start = policy.begin(1, Listed(((0, 1), (0, 1), (0, 1))) if changed else first, 1)
-    assert policy.offer(0, 1, start) == KEEP
-    assert policy.offer(1, 1, start + 1) == (PASS if changed else Admission(True, (0,)))
+    assert policy.offer(0, 1, start) == ()
+    assert policy.offer(1, 1, start + 1) == (None if changed else (0,))
 
 
 # --- when keys are needed next, against looking for it ---------------------------------------------------------

@@ -29,7 +29,7 @@ import torch
 from benchmarks import report
 from minato_gpu import DataLoader
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.sources import fields, host_reader
+from minato_gpu.sources import host_reader, sent_samples
 from minato_gpu.sources.host_reader import ANSWER, HEAD, hello, name_of
 from minato_gpu.sources.process import ReaderSettings
 from tests.support.waiting import wait_until
@@ -150,7 +150,7 @@ class Host:
     def noise(self) -> None:
         """Somebody of this user says what no loader says."""
         own = PrivateFolder()
-        theirs, ours = fields.pair()
+        theirs, ours = sent_samples.pair()
         try:
             with own.connect(name_of(SHARE), 1.0, socket.SOCK_SEQPACKET) as end, theirs, ours:
                 if self.chance.random() < 0.7:

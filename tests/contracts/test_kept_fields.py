@@ -97,7 +97,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few samples are enough to choose, preparing is what takes time, and no fields are dropped because the reader
     process has no core to take those before."""
     monkeypatch.setattr(kept_fields, "LEARNED", 4)
-    monkeypatch.setattr(kept_fields, "_ROOM", 1 << 20)
     monkeypatch.setattr(kept_fields.FieldPolicy, "observe", _observe)
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader
-from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.future import Orders
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.packing import packed_state
 from minato_gpu.sources.memory_tier import Begun

@@ -1,11 +1,8 @@
-"""Fields that are kept in memory: what is kept, with reads that a test finishes by hand; of which samples; and how they
-come from workers."""
+"""Fields that are kept in memory: what is kept, with reads that a test finishes by hand, and of which samples."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from socket import socket
 from unittest.mock import Mock
 
 import pytest
@@ -13,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.blocks import ASKED, HEAD, space_of
-from minato_gpu.sources.fields import LEARNED, FieldPolicy, Received, pair, receive, send
+from minato_gpu.sources.fields import LEARNED, FieldPolicy
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.sent_samples import SentSample
 from minato_gpu.sources.source import FIELDS
 from tests.sources.by_hand import PAGE, SIZE, Kept, content
 from tests.support.examples import half
-from tests.support.leaks import open_links
 
 MS = 1e-3
 
@@ -42,7 +39,7 @@ class Fields(Kept):
 
         file = os.memfd_create("test")
         os.write(file, bytes([sample]) * nbytes)
-        self.service.receive(Received(sample, 3 * MS, 4 * MS, file, nbytes))
+        self.service.receive(SentSample(sample, 4 * MS, 3 * MS, nbytes=nbytes, file=file))
         os.close(file)
 
     def asked(self, ticket: int) -> list[int]:
@@ -168,53 +165,7 @@ def test_what_bounds_the_epoch_decides(read_s: float, all_or_none: bool) -> None
     assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
 
 
-# --- on their way from workers ---------------------------------------------------------------------------------
-
-
-Ends = tuple[socket, socket]
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = pair()
-    yield made
-    for end in made:
-        end.close()
-
-
-def open_files() -> int:
-    return sum("minato-fields" in link for link in open_links())
-
-
-@pytest.mark.parametrize("count", [1, 2000])
-def test_they_arrive_whole(ends: Ends, count: int) -> None:
-    parts = [bytes([number % 256]) * (number % 300) for number in range(count)]
-    assert open_files() == 0
-    assert receive(ends[0]) is None
-    assert send(ends[1], 7, [memoryview(part) if len(part) % 2 else part for part in parts], 0.25, 0.5)
-    found = receive(ends[0])
-    assert found is not None
-    assert found[:3] == (7, 0.25, 0.5)
-    data = bytearray(found.nbytes)
-    found.fill(memoryview(data))
-    os.close(found.file)
-    assert data == b"".join(parts)
-    assert open_files() == 0
-
-
-def test_why_a_sample_has_none_is_told(ends: Ends) -> None:
+def test_why_a_sample_has_none_is_told() -> None:
     bench = Fields(4)
-    assert send(ends[1], 3, None, 0.0, 0.0, "é" * 600)
-    found = receive(ends[0])
-    assert found is not None and (found.file, found.why_not) == (-1, "é" * 250)
-    bench.service.receive(found._replace(why_not="a matrix"))
+    bench.service.receive(SentSample(3, why_not="a matrix"))
     assert bench.keeping.why().endswith("; of 1 samples no fields: a matrix")
-
-
-def test_the_end_of_either_side(ends: Ends) -> None:
-    ends[0].close()
-    assert not send(ends[1], 1, [b"abc"], 0.0, 0.0)
-    others = pair()
-    others[1].close()
-    with pytest.raises(ConnectionError), others[0]:
-        receive(others[0])

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import share
+from minato_gpu.caching.future import Integers, share
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier, OfItems
 from minato_gpu.sources.source import Key

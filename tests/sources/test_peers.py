@@ -215,7 +215,7 @@ def test_hosts_that_start_later_are_waited_for(files: list[Source], monkeypatch:
         address = f"127.0.0.1:{free.getsockname()[1]}"
         free.close()
         async with hosts(1) as [host]:
-            host.peers._is_looking, host.peers._partition = True, None
+            host.peers._is_looking, host.peers._hosts = True, ()
             meeting = asyncio.create_task(host.peers.meet(host.address, (host.address, address)))
             assert await host.read(files[3]) == content([files[3]]) and not host.memory._items
             server = await asyncio.start_server(lambda r, w: impostor(r, w, True), *split_address(address))

@@ -131,7 +131,7 @@ class _Loader:
         host = self.host
         checksum = xxh3_64_intdigest(blob(sample, host.nbytes)) + self.draws
         file = 0 if place == ask(sample) else -1
-        self.part.receive(_InFile(sample, host.prepare_s, host.nbytes, checksum, file=file))
+        self.part.receive(_InFile(sample, host.prepare_s, 0.0, checksum, host.nbytes, file=file))
         self.host.settle()
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.sources import fields, host_reader
+from minato_gpu.sources import host_reader, sent_samples
 from minato_gpu.sources.host_reader import hello
 from minato_gpu.sources.prepared_samples import COMPARED
 from minato_gpu.sources.process import ReaderSettings
@@ -187,7 +187,7 @@ def test_one_that_sends_noise(tmp_path: Path, noise: bytes) -> None:
     loader = loader_of(data)
     batches = iter(loader)
     got = [plain(next(batches))]
-    theirs, ours = fields.pair()
+    theirs, ours = sent_samples.pair()
     with connected() as noisy, theirs, ours:
         socket.send_fds(noisy, [hello(ReaderSettings(share_bytes=1))], [theirs.fileno()])
         ours.send(noise)
