@@ -129,67 +129,43 @@ class SamplesHere(Batches):
     """
 
     def __init__(self, job: Job, epoch: EpochBatches, log: Telemetry, *, asks_once: bool) -> None:
-        self._job = job
-        self._batched = job.auto_collation
+        self._job, self._collate, self._batched = job, job.collate_fn, job.auto_collation
         self._epoch = epoch
         self._producer = Producer(0, job)
         self._task = Task(0, 0, "run", epoch.number, epoch.seed)
         self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
-        # a batch is one sample, as the data set gives it: nothing is left out, or tried again
-        self._one = not (job.auto_collation or job.pipeline or job.skips or job.retries)
-        self._bad: list[Failure] = []  # samples that the last batch came without
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """Returns the next batch without samples that are left out (see ``Batches``)."""
         begin = perf_counter()
-        self.delivered, self._bad, self.last_good = None, [], None
+        self.delivered = self.last_good = None
         drawn = self._epoch.draw()
         if drawn is None:
             self.log.ended(perf_counter())
             raise EndOfEpoch
         self.delivered = [(drawn.positions[0], drawn.positions[-1] + 1)]
         asked()
-        if self._one:
-            batch = self._item(drawn)
-            self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, 1, positions=self.delivered)
-            return batch
         piece = _piece(drawn)
-        samples = self._samples(piece)
-        good = len(piece.keys) - len(self._bad)
+        samples, bad = self._samples(piece)
+        good = len(piece.keys) - len(bad)
         try:
-            if self._bad:
-                judge(self._bad, len(samples))
-                if not samples:
+            if bad:
+                judge(bad, good)
+                if not good:
                     return NOTHING
-            batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
+            batch = self._of_all("collate", piece, good, samples if self._batched else samples[0], self._collate)
         except Exception:
             self.log.in_vain(good)
             raise
         self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, good, positions=self.delivered)
         return batch
 
-    def _item(self, drawn: Drawn) -> Value:
-        """Returns the only sample of a batch (``batch_size=None``)."""
-        try:
-            sample = self._job.dataset[drawn.keys[0]]
-        except Exception as error:
-            self._raise(_piece(drawn), 0, error, 0)
-        try:
-            return self._job.collate_fn(sample)
-        except Exception as error:
-            self._of_all_failed("collate", _piece(drawn), error)
-            self.log.in_vain(1)
-            raise
-
-    def _samples(self, piece: Piece) -> Value:
-        """Returns the samples of a batch, or what ``__getitems__`` returned.
-
-        Failures that may be left out are added to ``_bad``.
-        """
+    def _samples(self, piece: Piece) -> tuple[Value, list[Failure]]:
+        """Returns the samples of a batch, or what ``__getitems__`` returned, and failures that may be left out."""
         if self._many is not None:
-            return self._of_all("__getitems__", piece, self._many, list(piece.keys))
-        produce, last = self._producer.of(self._task, piece, False), -1
+            return self._of_all("__getitems__", piece, len(piece.keys), list(piece.keys), self._many), []
+        produce = self._producer.of(self._task, piece, False)
         samples: list[Value] = []
         bad: list[Failure] = []
         # no generator expression: in one, a sample that raised StopIteration would be reported without its index
@@ -198,48 +174,41 @@ class SamplesHere(Batches):
                 samples.append(produce(at))
                 last = at
             except Exception as error:
-                if self._job.skips:
-                    bad.append(self._producer.failure(self._task, piece, at, error))
-                    continue
-                self._raise(piece, at, error, len(samples))
-        self._bad = bad
+                if not self._job.skips:
+                    self._raise(piece, at, error, len(samples))
+                bad.append(self._producer.failure(self._task, piece, at, error))
         if samples and self._job.skips:
-            self.last_good = _ticket(self._task, piece, last)
-        return samples
+            occurrence = 0 if piece.occurrences is None else piece.occurrences[last]
+            self.last_good = Ticket(self._task.epoch, piece.position_of(last), piece.keys[last], occurrence)
+        return samples, bad
 
     def _raise(self, piece: Piece, at: int, error: Exception, prepared: int) -> NoReturn:
         """Raises a sample's error, which ends its batch; ``prepared`` others were finished before it."""
         cause, origin = self._producer.explained(self._task, piece, at, error)
+        add_note(cause, str(origin))
         self.log.in_vain(prepared)
-        self._lost(len(piece.keys), cause, str(origin))
+        self.log.lost(1, len(piece.keys) - 1)
         if cause is error:
             raise error
         raise cause from cause.__cause__
 
-    def _of_all(self, what: str, piece: Piece, function: Callable[[Value], Value], argument: Value) -> Value:
-        """Returns what a function of the user's makes of a whole batch."""
+    def _of_all(
+        self, what: str, piece: Piece, samples: int, argument: Value, function: Callable[[Value], Value]
+    ) -> Value:
+        """Returns what a function of the user's makes of a batch of so many samples.
+
+        An error of it gets a note of which batch it is, and is counted.
+        """
         try:
             return function(argument)
         except Exception as error:
-            self._of_all_failed(what, piece, error)
+            place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
+            add_note(error, f"{what}, epoch {self._task.epoch}, {place}")
+            self.log.lost(1, max(0, samples - 1))
             raise
-
-    def _of_all_failed(self, what: str, piece: Piece, error: Exception) -> None:
-        place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
-        self._lost(len(piece.keys) - len(self._bad), error, f"{what}, epoch {self._task.epoch}, {place}")
-
-    def _lost(self, samples: int, error: BaseException, where: str) -> None:
-        """Notes on the error where it happened; counts one failed sample, and those that are lost with their batch."""
-        add_note(error, where)
-        self.log.lost(1, max(0, samples - 1))
 
 
 def _piece(drawn: Drawn) -> Piece:
     """Returns a batch's keys as a piece of a task; no keys if the sampler yielded an empty batch."""
     keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
     return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
-
-
-def _ticket(task: Task, piece: Piece, at: int) -> Ticket:
-    occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
-    return Ticket(task.epoch, piece.position_of(at), piece.keys[at], occurrence)
