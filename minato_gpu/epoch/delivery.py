@@ -132,32 +132,22 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
         """Returns the next batch that is not left out: its value in place, its positions, and how many samples of the
-        epoch had been left out by then."""
+        epoch had been left out by then.
+
+        A rank's batch that has lost all its samples comes as a batch of one repeated sample.
+        """
         batches = self._batches
         if batches.log.facts.subscribers:
             batches.log.asked(perf_counter())
-        if self._pads:
-            return self._next_of_rank()
         while True:
-            data = batches.next(self._number, self._failures.take, self._cursor.asked)
-            assert batches.delivered is not None
-            if data is not NOTHING:
-                return self._placed(data), batches.delivered, self._failures.count
-            self._cursor.delivered(batches.delivered, self._failures.count, returned=False)
-
-    def _next_of_rank(self) -> tuple[Value, Sequence[Span], int]:
-        """Returns the next batch of a rank.
-
-        One that has lost all its samples comes as a batch of one repeated sample.
-        """
-        taken = self._held.popleft() if self._held else self._take()
-        self._batches.delivered = taken.positions
-        if taken.data is NOTHING:
-            data = self._padded(taken)
-        else:
-            self._good = taken.good or self._good
-            data = self._placed(taken.data)
-        return data, taken.positions, taken.failed
+            taken = self._held.popleft() if self._held else self._take()
+            batches.delivered = taken.positions
+            if taken.data is not NOTHING:
+                self._good = taken.good or self._good
+                return self._placed(taken.data), taken.positions, taken.failed
+            if self._pads:
+                return self._padded(taken), taken.positions, taken.failed
+            self._cursor.delivered(taken.positions, taken.failed, returned=False)
 
     def _take(self) -> TakenBatch:
         """Takes the next batch, with NOTHING as its value if it has lost all its samples."""

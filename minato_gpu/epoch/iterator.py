@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from minato_gpu.engine.builder import build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.epoch.delivery import EpochIterator, in_memory
 from minato_gpu.epoch.session import Session
-from minato_gpu.faults.deferred_error import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import Value, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -64,7 +64,6 @@ class EngineIterator(EpochIterator):
 
     def __init__(self, loader: Arguments, session: Session, number: int, resumption: Resumption | None) -> None:
         self._number, self._session = number, session
-        self._raised = DeferredError()  # an error of the sampler for the next epoch, raised while a batch was ready
         keeps = session.may_keep(loader, resumption)
         engine = session.engine if keeps and session.engine is not None and not session.engine.closed else None
         goes_on = engine is not None
@@ -142,22 +141,12 @@ class EngineIterator(EpochIterator):
             raise
         session = self._session
         if self._keeps and session.speculates and session.ahead is None and self._engine.epochs.drained:
-            self._try_to_prepare_next()
+            with suppress(Exception):  # the sampler's: the next epoch is then drawn when it begins
+                self._prepare_next()
         return taken
 
     def _placed(self, data: Value) -> Value:
         return data if self._engine.assembly.loading is not None else super()._placed(data)
-
-    def _go_on(self) -> None:
-        super()._go_on()
-        self._raised.raise_kept()
-
-    def _try_to_prepare_next(self) -> None:
-        """Begins the next epoch early, if it is time. A sampler's error is kept until the consumer asks for more."""
-        try:
-            self._prepare_next()
-        except Exception as error:
-            self._raised.keep(error)
 
     def _prepare_next(self) -> None:
         """Begins the next epoch early, once the sampler has ended and the window has room."""
