@@ -145,14 +145,10 @@ class FailurePolicy:
             raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")
 
 
-def check_on_error(on_error: object, max_failures: object, *, iterable: bool) -> None:
+def check_on_error(on_error: object, max_failures: object) -> None:
     """Raises TypeError or ValueError if the two arguments mean nothing, or not together."""
     if not callable(on_error) and on_error not in (RAISE, SKIP, RETRY):
         raise ValueError(f"on_error must be 'raise', 'skip', 'retry' or a function, got {on_error!r}")
-    if iterable and on_error != RAISE:
-        raise ValueError(
-            "on_error needs a map-style data set: an iterator that raised has ended. Handle errors inside __iter__"
-        )
     if max_failures is None:
         return
     if not is_real(max_failures):

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from minato_gpu.arguments import Arguments
 from minato_gpu.memory.limits import memory_limit
 from minato_gpu.sources.disk import LEAST_BUDGET
@@ -37,12 +35,6 @@ class CacheOptions:
         options = cls._resolved(loader.cache, loader.cache_dir)
         if not options:
             return options
-        if loader.num_workers == 0:
-            raise ValueError("cache: copies are kept by the process that reads ahead; it needs num_workers > 0")
-        if isinstance(loader.dataset, IterableDataset):
-            raise ValueError(
-                "cache: an iterable data set reads for itself, so there is nothing to keep; leave cache out"
-            )
         if source_of(loader.dataset) is None:
             raise ValueError(
                 "cache: the data set does not say where its samples' bytes lie, so there is nothing to keep; give it a "

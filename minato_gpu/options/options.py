@@ -37,6 +37,26 @@ HOST = "host"
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _LONGEST_NAME = 64
 
+_NEEDS_WORKERS = {
+    "on_worker_death": "it replaces workers",
+    "hang_timeout": "it watches workers",
+    "max_workers": "it is how many workers there may be beyond num_workers",
+    "share": "it is the process that reads ahead for workers",
+    "cache": "copies are kept by the process that reads ahead",
+    "cluster": "workers of this host join batches beside those of other machines",
+}
+"""Arguments that mean nothing without workers, and why."""
+_NOT_FOR_STREAMS = {
+    "pipeline": "apply its stages in __iter__",
+    "on_error": "an iterator that raised has ended: handle errors inside __iter__",
+    "on_worker_death": "a stream dies with its worker",
+    "max_workers": "an IterableDataset is shared out to its workers",
+    "share": "an iterable data set reads for itself, so there is nothing to share",
+    "cache": "an iterable data set reads for itself, so there is nothing to keep",
+    "cluster": "an IterableDataset is shared out to workers of this host",
+}
+"""Arguments that need a map-style data set, and why or what to do instead."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -78,10 +98,11 @@ class Options:
             )
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _at_least(name, getattr(loader, name), "leave it out for no limit")
+        _check_kind(loader)
         _at_least("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")
         _at_least("snapshot_every_n_steps", loader.snapshot_every_n_steps, "every step can be saved anyway", least=0)
         _check_workers(loader)
-        check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
+        check_on_error(loader.on_error, loader.max_failures)
         devices = _devices(loader.device)
         host = HostCores.of_this_rank(loader.num_workers) if loader.max_workers == HOST else None
         most = loader.max_workers if host is None else host.most
@@ -122,15 +143,19 @@ def _at_least(name: str, value: Value, advice: str, least: int = 1) -> None:
         raise ValueError(f"{name} must be at least {least}, got {value}; {advice}")
 
 
+def _check_kind(loader: Arguments) -> None:
+    """Raises ValueError for an argument that needs workers, or a map-style data set, where the loader has none."""
+    given = [name for name in _NEEDS_WORKERS | _NOT_FOR_STREAMS if getattr(loader, name) not in (None, False, RAISE)]
+    for name in given:
+        if loader.num_workers == 0 and name in _NEEDS_WORKERS:
+            raise ValueError(f"{name}: {_NEEDS_WORKERS[name]}; it needs num_workers > 0")
+        if isinstance(loader.dataset, IterableDataset) and name in _NOT_FOR_STREAMS:
+            raise ValueError(f"{name} needs a map-style data set: {_NOT_FOR_STREAMS[name]}")
+
+
 def _check_workers(loader: Arguments) -> None:
     if loader.on_worker_death not in ON_WORKER_DEATH:
         raise ValueError(f"on_worker_death must be 'raise' or 'replace', got {loader.on_worker_death!r}")
-    if loader.on_worker_death == "replace" and isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "on_worker_death='replace' needs a map-style data set: an IterableDataset's stream dies with its worker"
-        )
-    if loader.on_worker_death == "replace" and loader.num_workers == 0:
-        raise ValueError("on_worker_death='replace' replaces workers; it needs num_workers > 0")
     _check_max_workers(loader)
     limit = loader.hang_timeout
     if limit is None:
@@ -139,8 +164,6 @@ def _check_workers(loader: Arguments) -> None:
         raise TypeError(f"hang_timeout must be a number of seconds or None, got {limit!r}")
     if not 0 < limit < float("inf"):
         raise ValueError(f"hang_timeout must be a positive number of seconds, got {limit!r}; leave it out for no limit")
-    if loader.num_workers == 0:
-        raise ValueError("hang_timeout watches workers; it needs num_workers > 0")
 
 
 def _check_max_workers(loader: Arguments) -> None:
@@ -152,10 +175,6 @@ def _check_max_workers(loader: Arguments) -> None:
             raise ValueError("max_workers='host' shares cores among processes; it needs worker_kind='process'")
     else:
         _at_least("max_workers", most, "leave it out to have num_workers", least=max(1, loader.num_workers))
-    if loader.num_workers == 0:
-        raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
 
 
 def _share(loader: Arguments) -> str:
@@ -176,10 +195,6 @@ def _share(loader: Arguments) -> str:
         raise ValueError(
             f"share must be a name without '/', of 1 to {_LONGEST_NAME} bytes, such as 'photographs'; got {name!r}"
         )
-    if loader.num_workers == 0:
-        raise ValueError("share: it is the process that reads ahead for workers; it needs num_workers > 0")
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("share: an iterable data set reads for itself, so there is nothing to share; leave share out")
     if source_of(loader.dataset) is None and loader.share_budget is None:
         raise ValueError(
             "share: the data set does not say where its samples' bytes lie, so there is nothing to share; give it a "
@@ -202,13 +217,8 @@ def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
 
     if not isinstance(loader.cluster, Lanes):
         raise TypeError(f"cluster must be minato_gpu.Lanes, minato_gpu.RayLanes or None, got {loader.cluster!r}")
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("cluster needs a map-style data set: an IterableDataset is shared out to workers of this host")
-    if loader.num_workers == 0 or _threads(loader):
-        raise ValueError(
-            "cluster: workers of this host join batches beside those of other machines; it needs num_workers > 0, and "
-            "worker_kind='process'"
-        )
+    if _threads(loader):
+        raise ValueError("cluster: processes of this host join batches; it needs worker_kind='process'")
     if loader.lanes is not None and "cpu" not in loader.lanes:
         raise ValueError("cluster adds CPU workers, and lanes leaves them out: add 'cpu' to lanes")
     for name in ("cache", "cache_dir", "share", "share_budget"):
@@ -338,9 +348,7 @@ def _why_cpu() -> tuple[str, int]:
 
 
 def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
-    pipeline, iterable = loader.pipeline, isinstance(loader.dataset, IterableDataset)
-    if pipeline is not None and iterable:
-        raise ValueError("pipeline needs a map-style data set, not an IterableDataset; apply its stages in __iter__")
+    pipeline = loader.pipeline
     offers = pipeline is not None and pipeline.host_prefix < len(pipeline.stages)
     if loader.lanes is None:
         if offers and loader.device is None and loader.num_workers > 0:
