@@ -31,8 +31,8 @@ from benchmarks.node_share import shared
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.caching.future import Integers
+from minato_gpu.lab.analysis.predict import DrawnCosts, SimulatedRank
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank
 from minato_gpu.sources.blocks import space_of
 
 _EPOCHS, _KEYS, _GIGABYTES = 3, 16_000, 500

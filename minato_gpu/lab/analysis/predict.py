@@ -1,4 +1,8 @@
-"""Predictions of an epoch's time in another setting: the measured costs, through the scheduler of production.
+"""Predictions of an epoch's time in another setting, from measured costs.
+
+An epoch takes as long as the longest of three: what it takes under a virtual clock, where cores and storage suffice;
+all that it computes, by the cores; and all of its bytes, by what storage gives. Under the clock runs production's
+scheduler, or PyTorch's batches in order, whose workers wait for storage themselves.
 
 Costs of samples and steps are drawn anew from those that were measured (the bootstrap; Efron, "Bootstrap methods",
 Annals of Statistics 1979), with fixed seeds: the same question has the same answer, and how the answers of the draws
@@ -10,18 +14,163 @@ have the rates that were measured: what is lost because batches are delivered in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from minato_gpu.caching.choice import bound
 from minato_gpu.lab.analysis.preparation import Law, fit
 from minato_gpu.lab.analysis.profile import Profile, Setting
-from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank
+from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
+from minato_gpu.lab.simulation.work import Array, Integers, Work
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.util.cached_property import cached_property
 
 DRAWS = 8
 AS_MEASURED = Setting()
+TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
 _STEADY = 4  # epochs at the end, caches being full
+_MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
+_AT_ONCE = 64  # reads that this loader's reader process has under way, where that pays
+
+
+class DrawnCosts(NamedTuple):
+    """Costs in seconds: of each sample of an epoch, of one slot that has a core of its own, and of every step of all
+    epochs, shape (epochs, batches)."""
+
+    prepare: Array
+    steps: Array
+
+
+class EpochTimes(NamedTuple):
+    """What simulated epochs took."""
+
+    seconds: Array  # of each epoch
+    rate: float  # samples a second of the last epoch, or of all after the first if epochs overlap
+    first_batch_s: float  # from the beginning, with workers ready
+
+
+@dataclass(frozen=True)
+class SimulatedRank:
+    """A rank to be simulated."""
+
+    profile: Profile
+    cache: float | None = None  # share of the set's bytes that memory keeps
+    start_s: float = 0.0  # until workers are ready, if they are started anew
+    steps: bool = True  # whether there are training steps
+
+    def at_once(self, workers: float) -> float:
+        """Returns how many of so many workers work at the same time."""
+        profile = self.profile
+        computed = profile.prepare_cpu_share
+        return min(workers, max(1.0, profile.cores / computed)) if computed else workers
+
+    def stretch(self, workers: float) -> float:
+        """Returns how much longer a worker takes for a sample, because its core is another worker's at times."""
+        return max(1.0, workers * self.profile.prepare_cpu_share / self.profile.cores)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of an epoch that are simulated: whole batches of it, where it is longer."""
+        profile = self.profile
+        if profile.samples <= _MOST:
+            return profile.samples
+        return profile.batch_size * max(_MOST // profile.batch_size, 2 * profile.workers * profile.prefetch)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of an epoch that are simulated."""
+        return -(-self.samples // self.profile.batch_size)
+
+    def simulated(self, drawn: DrawnCosts, seed: int) -> EpochTimes:
+        """Simulates as many epochs as there are rows of steps; if epochs overlap, one more follows the last of them."""
+        profile, count = self.profile, len(drawn.steps)
+        away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s  # of the consumer, after each batch
+        if profile.overlap:
+            away = np.concatenate((away, away[-1:]))
+        window = max(1, profile.prefetch) * profile.workers * profile.batch_size
+        if profile.loader == "torch" or not profile.workers:  # without workers, both do the same
+            work, read_s, first_read_s = (
+                self._work(drawn, len(away), seed, self._blocked_s(drawn)),
+                np.zeros(count),
+                0.0,
+            )
+            outcome = simulate_peer(BATCH_IN_ORDER, work, window, 0, away.ravel().tolist())
+        else:
+            work, (read_s, first_read_s) = self._work(drawn, len(away), seed, 0.0), self._read_s(count)
+            policy = Policy(
+                window, fixed=profile.in_order, max_lateness=0 if profile.in_order else profile.max_lateness
+            )
+            outcome = VirtualLoader(
+                work, policy, steps=away.ravel().tolist(), ahead=int(profile.overlap), trip_s=TRIP_S, precise=True
+            ).run()
+        times = outcome.times.reshape(away.shape)[:count]
+        seconds = self._seconds(times, away[:count]) + first_read_s * (not profile.overlap)
+        seconds = np.maximum(seconds, np.maximum(read_s, self._computed_s(drawn)))
+        seconds[0] += self.start_s
+        seconds[1:] += 0.0 if profile.persistent else self.start_s
+        return EpochTimes(seconds, self._rate(times), outcome.first_batch_s + first_read_s)
+
+    def _seconds(self, times: Array, away: Array) -> Array:
+        """Returns the seconds of whole epochs, of which so many batches were handed over at these times."""
+        ends = times[:, -1] + away[:, -1]
+        begun = np.concatenate(([0.0], ends[:-1]))
+        since = begun if self.profile.overlap else np.maximum(times[:, 0], begun)
+        longer = max(0.0, self.profile.samples / self.samples - 1)
+        seconds: Array = np.diff(ends, prepend=0.0) + longer * (ends - since)
+        return seconds
+
+    def _rate(self, times: Array) -> float:
+        """Returns the samples a second between the first and the last batch of the last epoch.
+
+        Of epochs that overlap, from the end of the first one on.
+        """
+        if self.profile.overlap and len(times) > 1:
+            return self.samples * (len(times) - 1) / max(float(times[-1, -1] - times[0, -1]), 1e-9)
+        after = max(self.samples - self.profile.batch_size, 1)
+        return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
+
+    def _work(self, drawn: DrawnCosts, epochs: int, seed: int, blocked_s: float) -> Work:
+        """Returns the workers' work, the samples of each epoch shuffled. ``blocked_s``: of each they wait so long."""
+        profile, rng = self.profile, np.random.default_rng(seed)
+        keys = np.concatenate([rng.permutation(self.samples) for _ in range(epochs)])
+        cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
+        computing = float(cpu.mean()) / (float(cpu.mean()) + blocked_s)
+        cpu = (cpu + blocked_s) * self.stretch(profile.workers * computing)
+        told = cpu.copy()
+        told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
+        return Work(cpu, told, profile.batch_size, (self.samples,) * epochs, profile.workers)
+
+    def _computed_s(self, drawn: DrawnCosts) -> float:
+        """Returns how long all cores take for what an epoch computes: its preparation, its steps, the loader."""
+        profile = self.profile
+        prepared = float(drawn.prepare.mean()) * profile.samples + profile.collate_s * profile.batches
+        step_s = profile.step_cpu_share * float(np.mean(profile.step_s)) * self.steps
+        return (prepared * profile.prepare_cpu_share + (step_s + profile.loader_s) * profile.batches) / profile.cores
+
+    def _read_s(self, epochs: int) -> tuple[Array, float]:
+        """Returns how long storage takes for each epoch's bytes, and for the first of them."""
+        storage, profile = self.profile.storage, self.profile
+        if storage is None:
+            return np.zeros(epochs), 0.0
+        missed = np.full(epochs, 1.0 - (storage.cached_share or 0.0))
+        if self.cache is not None:
+            missed = np.full(epochs, 0.0 if self.cache >= 1 else 1.0 - bound(profile.shards, self.cache))
+            missed[0] = 1.0
+        each_s = replace(storage, concurrency=_AT_ONCE).seconds_per_sample()
+        return missed * profile.samples * each_s, storage.requests * storage.latency_s * bool(missed[-1])
+
+    def _blocked_s(self, drawn: DrawnCosts) -> float:
+        """Returns how long a worker of PyTorch's waits for a sample's bytes, on average: for itself, or for all
+        workers' where their requests together ask for more than the storage gives."""
+        storage = self.profile.storage
+        if storage is None:
+            return 0.0
+        missed = 1.0 - (storage.cached_share or 0.0)
+        transfer = storage.nbytes / storage.bytes_per_s
+        alone = storage.requests * storage.latency_s + transfer
+        return max(missed * alone, missed * transfer * self.profile.workers - float(drawn.prepare.mean()))
 
 
 @dataclass(frozen=True)
@@ -50,10 +199,9 @@ class Predictor:
         cache = setting.cache
         if cache is not None and (profile.storage is None or profile.loader == "torch"):
             raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
-        epochs = 1 + _STEADY
         run = SimulatedRank(profile, cache, self.start_s)
         slot_s = self._slot_s(run)
-        found = [run.simulated(self._draw(run, slot_s, epochs, seed), seed) for seed in range(draws)]
+        found = [run.simulated(self._draw(run, slot_s, 1 + _STEADY, seed), seed) for seed in range(draws)]
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
         epoch_s = float(np.median(steady))
@@ -65,10 +213,10 @@ class Predictor:
     @cached_property
     def law(self) -> Law:
         """The law of a slot's seconds by number of workers, its core being its own."""
-        profile, alone = self.profile, SimulatedRank(self.profile).cores
+        profile, run = self.profile, SimulatedRank(self.profile)
         if not profile.scaling:
-            return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
-        workers = [alone.at_once(count) for count, _ in profile.scaling]
+            return Law(float(np.mean(profile.prepare_s)) / run.stretch(profile.workers))
+        workers = [run.at_once(count) for count, _ in profile.scaling]
         return fit(workers, [self._measured_slot_s(count, rate) for count, rate in profile.scaling])
 
     def _measured_slot_s(self, workers: int, rate: float) -> float:
@@ -77,7 +225,7 @@ class Predictor:
         # the rate was taken over a long run: one epoch after the other
         warm = replace(self.profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
         run = SimulatedRank(warm, steps=False)
-        slot_s = workers / rate / run.cores.stretch(workers)
+        slot_s = workers / rate / run.stretch(workers)
         draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
         # the rate is that of mean samples, not of those that happen to be drawn
         even = [drawn._replace(prepare=drawn.prepare * (slot_s / drawn.prepare.mean())) for drawn in draws]
@@ -96,7 +244,7 @@ class Predictor:
 
     def _slot_s(self, run: SimulatedRank) -> float:
         """Seconds of a slot for a mean sample, its core being its own."""
-        return self.law.slot_s(run.cores.at_once(max(1, run.profile.workers)))
+        return self.law.slot_s(run.at_once(max(1, run.profile.workers)))
 
     def _draw(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int) -> DrawnCosts:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)
@@ -106,7 +254,7 @@ class Predictor:
         return DrawnCosts(prepare * (slot_s / float(measured.mean())), each)
 
 
-def _drawn(rng: np.random.Generator, measured: int, count: int) -> NDArray[np.int64]:
+def _drawn(rng: np.random.Generator, measured: int, count: int) -> Integers:
     """Which of the measured samples stand for those of an epoch: each for itself where all were measured; else drawn
     from such as might have been."""
     if measured == count:

@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import chain
 
 import numpy as np
 
-from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.work import Integers, Outcome, Work
 
 BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION = "batch in order", "batch out of order", "sample by completion"
@@ -29,22 +28,14 @@ PEERS = (BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION)
 _MICRO_BATCH = 16  # samples that share what a device's run costs
 
 
-def simulate_peer(
-    policy: str,
-    work: Work,
-    window: int,
-    lateness: int,
-    period: float | Sequence[float],
-    cores: Cores | None = None,
-) -> Outcome:
+def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> Outcome:
     """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or that of
-    each batch, all epochs in a row. ``cores``: that workers share with the consumer (None: there are enough), of the
-    policies that hand out whole batches. Without slots and devices, the consumer prepares each batch when it asks."""
+    each batch, all epochs in a row. Without slots and devices, the consumer prepares each batch when it asks."""
     steps = [period] * work.batches if isinstance(period, (int, float)) else period
     if not work.slots + work.devices:  # the consumer prepares each batch itself
         seconds = np.add.reduceat(work.cpu, work.firsts[:-1])
         return Outcome(np.cumsum(seconds + steps) - steps, np.arange(len(work.cpu)))
-    return _KINDS[policy](work, window, lateness, steps, cores).run()
+    return _KINDS[policy](work, window, lateness, steps).run()
 
 
 @dataclass
@@ -55,13 +46,11 @@ class _PeerLoader:
     window: int
     lateness: int
     steps: Sequence[float]
-    cores: Cores | None
 
     def __post_init__(self) -> None:
         self.delivered = 0
         self.consumer_ready = 0.0
         self.running: list[tuple[float, int, int]] = []  # (end, what, where)
-        self.pace = ALONE
         self.run_s = self.work.device_run_s / _MICRO_BATCH
 
     def run(self) -> Outcome:
@@ -74,10 +63,9 @@ class _PeerLoader:
             if now >= self.consumer_ready and (batch := self.take()) is not None:
                 times.append(now)
                 batches.append(batch)
-                self.consumer_ready = now + self.steps[self.delivered] * self.pace.consumer
+                self.consumer_ready = now + self.steps[self.delivered]
                 self.delivered += 1
                 continue
-            self.share(now)
             events = [self.running[0][0]] if self.running else []
             now = min(events + [self.consumer_ready] * (self.consumer_ready > now))
             while self.running and self.running[0][0] <= now:
@@ -92,9 +80,6 @@ class _PeerLoader:
     def supply(self, now: float) -> None:
         """Sends what the window allows to the workers."""
         raise NotImplementedError
-
-    def share(self, now: float) -> None:
-        """Adapts what runs to the cores that it has now: nothing changes where there are enough."""
 
     def ended(self, time: float, what: int, where: int) -> None:
         """Handles the end of a running piece of work."""
@@ -140,23 +125,7 @@ class _Batches(_PeerLoader):
     def start(self, time: float, worker: int) -> None:
         """Begins the worker's next batch."""
         batch, device = self.waiting[worker].popleft(), worker >= self.work.slots
-        seconds = float(self.seconds[device][batch]) * (1.0 if device else self.pace.worker)
-        heappush(self.running, (time + seconds, batch, worker))
-
-    def share(self, now: float) -> None:
-        if self.cores is None:
-            return
-        slots, left = self.work.slots, max(0.0, self.consumer_ready - now)
-        busy = sum(where < slots for _, _, where in self.running)
-        before, self.pace = self.pace, self.cores.pace(busy, stepping=left > 0)
-        longer = self.pace.worker / before.worker
-        if longer != 1:
-            self.running = [
-                (now + (end - now) * longer if where < slots else end, what, where) for end, what, where in self.running
-            ]
-            heapify(self.running)
-        if left:
-            self.consumer_ready = now + left * (self.pace.consumer / before.consumer)
+        heappush(self.running, (time + float(self.seconds[device][batch]), batch, worker))
 
     def ended(self, time: float, what: int, where: int) -> None:
         self.held[where] -= 1

@@ -110,7 +110,6 @@ class VirtualLane:
         self._shows_one = bool(work.cuts)  # of a chunk of one sample, too, how far it has come
         self._free = 0  # slots
         self._queue: deque[m.Chunk] = deque()
-        self._slower = 1.0  # times as long as on a core of one's own
 
     def open(self, now: float) -> None:
         """Makes one more slot ready."""
@@ -130,8 +129,7 @@ class VirtualLane:
             for lo, hi in chunk.spans:
                 for serial in range(lo, hi):
                     reads = chunk.kind == "inspect"
-                    seconds = self._header_s if reads else self._samples.seconds(serial, device, chunk.stop)
-                    time += seconds * self._slower
+                    time += self._header_s if reads else self._samples.seconds(serial, device, chunk.stop)
                     ends.append(time)
             run = self.running[chunk.number] = ChunkRun(chunk, now, ends)
             self._ends(time, self, run)
@@ -180,13 +178,6 @@ class VirtualLane:
         """Stops the lane: none of its chunks will end, nor any that is sent to it."""
         self._free = 0
         self.running.clear()
-
-    def slow_down(self, now: float, slower: float) -> None:
-        """Makes everything take so many times as long, from now on, as on a core of one's own."""
-        times, self._slower = slower / self._slower, slower
-        for run in self.running.values():
-            run.ends = [end if end <= now else now + times * (end - now) for end in run.ends]
-            self._changed(run)
 
     def _changed(self, run: ChunkRun) -> None:
         run.version += 1

@@ -14,11 +14,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from minato_gpu.lab.simulation.cores import ALONE, Cores
-from minato_gpu.lab.simulation.intake import Reading, VirtualIntake
 from minato_gpu.lab.simulation.virtual_lane import ChunkRun, SampleProgress, VirtualLane
 from minato_gpu.lab.simulation.work import LEARNED, Outcome, Work
-from minato_gpu.samples import OutputBatch
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
@@ -41,12 +39,10 @@ class VirtualLoader:
     """One simulated run; ``run`` returns its outcome.
 
     ``period``: seconds that the consumer takes for a batch (0: it asks again at once); ``steps``: of each batch, all
-    epochs in a row, instead. ``overlap``: whether the next epoch's samples are admitted before the last one's batches
-    are delivered. ``trip_s``: how long a report takes to the scheduler and its answer back. ``reading``: brings
-    samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is reported as
-    soon as it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in
-    production. ``cores``: that workers share with the consumer (None: there are enough). ``far``: lanes of other
-    machines, by name.
+    epochs in a row, instead. ``ahead``: how many epochs after the present one may be admitted before it has ended, 0 or
+    1; None: any number. ``trip_s``: how long a report takes to the scheduler and its answer back. ``precise``: what is
+    finished of leases that are under way is reported as soon as it completes the batch that the consumer waits for, as
+    in production. ``far``: lanes of other machines, by name.
     """
 
     def __init__(
@@ -54,24 +50,23 @@ class VirtualLoader:
         work: Work,
         policy: Policy,
         period: float = 0.0,
-        overlap: bool = True,
-        trip_s: float = 0.0,
         *,
         steps: Sequence[float] = (),
-        reading: Reading | None = None,
+        ahead: int | None = None,
+        trip_s: float = 0.0,
         precise: bool = False,
-        cores: Cores | None = None,
         far: Mapping[str, FarNode] = MappingProxyType({}),
     ) -> None:
         self.scheduler = Scheduler(policy)
-        self._work = work
+        self._work, self._policy, self._ahead = work, policy, ahead
         self._steps = list(steps) or [period] * work.batches
         self._trip_s = trip_s
-        self._reading = reading
-        self._intake = VirtualIntake(work, policy, reading, overlap=overlap, precise=precise)
+        self._costs = [
+            None if costs is None else costs.tolist() for costs in (work.predicted_cpu, work.predicted_device)
+        ]
+        self._admitted = 0  # batches
         self._precise, self._complete_at = precise, -1.0
         self._samples = SampleProgress(work)
-        self._cores, self._pace = cores, ALONE
         self._far, self._away = far, {name: set[int]() for name in far}  # chunks that are there, or on their way
         self._events: list[tuple[float, int, str, object]] = []
         self._number = 0
@@ -111,29 +106,13 @@ class VirtualLoader:
         """Does all that can be done now; returns whether every batch has been delivered."""
         self._admit()
         self._consume()
-        self._share()
         self._listen()
         return len(self._delivered) == self._work.batches
 
     def _next_at(self) -> float:
-        """Returns when something happens next, here or at the storage."""
+        """Returns when something happens next."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
-        reading = _NEVER if self._reading is None else self._reading.next_at()
-        return min(first, reading, _NEVER if wake is None else wake)
-
-    def _share(self) -> None:
-        """Adapts what runs to the cores that it has now."""
-        if self._cores is None:
-            return
-        left = max(0.0, self._consumer_ready - self._now)
-        before, self._pace = self._pace, self._cores.pace(len(self._cpu.running), stepping=left > 0)
-        if self._pace.worker != before.worker:
-            self._cpu.slow_down(self._now, self._pace.worker)
-        if left and self._pace.consumer != before.consumer:
-            longer = left * (self._pace.consumer / before.consumer - 1)
-            self._step_s += longer
-            self._consumer_ready += longer
-            self._push(self._consumer_ready, "consumer", None)
+        return first if wake is None else min(first, wake)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -142,10 +121,8 @@ class VirtualLoader:
         heappush(self._events, (time, self._number, kind, what))
 
     def _step(self) -> None:
-        """Does what happens next; until then, storage goes on."""
+        """Does what happens next."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
-        if self._bytes_come(first if wake is None else min(first, wake)):
-            return
         if wake is not None and wake < first:
             self._look(max(wake, self._now))
             return
@@ -171,15 +148,6 @@ class VirtualLoader:
             self._arrive(*what)
         elif kind == "complete" and what == self._complete_at:
             self._take_awaited()
-
-    def _bytes_come(self, until: float) -> bool:
-        """Lets storage go on until then; returns whether the scheduler has heard of bytes."""
-        while self._reading is not None and (came := self._reading.advance(until)):
-            self._now = max(came.at, self._now)
-            if spans := self._intake.came(came.serials):
-                self._tell(m.Fetched(self._now, spans))
-                return True
-        return False
 
     def _ends(self, time: float, lane: VirtualLane, run: ChunkRun) -> None:
         self._push(time, "end", (lane, run, run.version))
@@ -287,15 +255,27 @@ class VirtualLoader:
                     self._tell(revoked)
 
     def _admit(self) -> None:
-        """Lets the sampler's next batches into the window, and has what is drawn early read."""
-        delivered = len(self._delivered)
-        self._intake.draw(self._now, delivered, over=self._now >= self._consumer_ready)
-        while True:
-            over = self._now >= self._consumer_ready
-            admitted = self._intake.next(self._now, delivered, self.scheduler.room, over=over)
-            if admitted is None:
-                return
-            self._tell(admitted)
+        """Lets the sampler's next batches into the window."""
+        work, policy = self._work, self._policy
+        while (at := self._admitted) < work.batches and self.scheduler.room >= work.sizes[at] and self._may_draw(at):
+            self._admitted += 1
+            first, stop, epoch = int(work.firsts[at]), int(work.firsts[at + 1]), int(work.epochs[at])
+            inspected = work.header_s is not None
+            cpu, device = (None if costs is None or inspected else costs[first:stop] for costs in self._costs)
+            between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
+            home = policy.homes[(at - work.begins[at]) % policy.devices % len(policy.homes)]
+            after = int(work.firsts[np.searchsorted(work.epochs, epoch, side="right")]) - stop
+            what = SourceBatch(at), epoch, TicketId(first), stop - first
+            self._tell(m.Admitted(self._now, *what, cpu, device, after == 0, between=between, home=home, follow=after))
+
+    def _may_draw(self, batch: int) -> bool:
+        """Returns whether a batch that begins an epoch may be drawn: the step with the last batch before it, or before
+        the epoch before it, is over."""
+        begins, delivered = self._work.begins, len(self._delivered)
+        if batch == 0 or begins[batch] != batch or self._ahead is None:
+            return True
+        after = begins[batch - 1] if self._ahead else batch
+        return delivered > after or (delivered == after and self._now >= self._consumer_ready)
 
     def _consume(self) -> None:
         while self._now >= self._consumer_ready:
@@ -311,7 +291,6 @@ class VirtualLoader:
             self._asked = False
             period = self._steps[order]
             step_s, self._step_s = self._step_s, period and period + self._work.harm * self._device_s
-            self._step_s *= self._pace.consumer
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
             if period:

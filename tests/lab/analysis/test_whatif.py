@@ -15,6 +15,7 @@ PREPARE_S = 0.64  # 128 samples of 10 ms, two workers
 COMPUTES: dict[str, Any] = {"prepare_cpu_share": 1.0, "cores": 2}
 APART: dict[str, Any] = {"overlap": False, "shards": 2}  # nothing of an epoch is in memory from the one before
 RATES: dict[str, Any] = {"scaling": ((1, 78.0), (2, 150.0), (4, 280.0))}  # samples per second of so many workers
+CROWDED: dict[str, Any] = {"scaling": ((1, 100.0), (2, 190.0), (4, 195.0))}
 HALF_CACHED = Storage(5e6, 1e-4, 1.0, 1e5, 16.0, cached_share=0.5)
 LONG_STEP: dict[str, Any] = {"step_s": (0.1,)}
 NO_WORKERS: dict[str, Any] = {"workers": 0, "storage": None, **LONG_STEP}
@@ -39,6 +40,7 @@ KNOWN: dict[str, Known] = {
     ),
     "a rate that was measured, 1": Known(128 / 78, Setting(workers=1), RATES),
     "a rate that was measured, 4": Known(128 / 280, Setting(workers=4), RATES),
+    "a rate that was measured, beyond the cores": Known(128 / 195, Setting(workers=4), {**COMPUTES, **CROWDED}),
     "a long step is the epoch": Known(1.6016, AS_MEASURED, LONG_STEP, 0.01),
     "without workers a step waits for its batch": Known(
         2 * PREPARE_S + 16 * 0.1001, AS_MEASURED, {**NO_WORKERS, "loader": "torch"}, 0.01

@@ -1,4 +1,4 @@
-"""What a simulation is made of: lower bounds, cores that are shared, costs; worked out by hand, or as published."""
+"""What a simulation is made of: lower bounds, costs; worked out by hand, or as published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from minato_gpu.lab.simulation.bounds import held_bound, lp_bound, threshold_limit
-from minato_gpu.lab.simulation.cores import ALONE, Cores, Slowdown
 from minato_gpu.lab.simulation.scenarios import SCENARIOS, Costs
 from minato_gpu.lab.simulation.work import Cut, Work
 
@@ -49,49 +48,6 @@ def test_the_bound_is_the_linear_program_over_all_plans(seed: int) -> None:
     alone = float((cpu_of + device_of).min(axis=0).max())
     assert lp_bound(work) == pytest.approx(max(solved.fun, alone))
     assert threshold_limit(work) >= lp_bound(work)
-
-
-# --- cores that are shared --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cores", "workers", "worker"),
-    [
-        (Cores(2, 1.0), 2, 1.0),
-        (Cores(2, 1.0), 4, 2.0),
-        (Cores(2, 0.0), 64, 1.0),
-        (Cores(2, 0.5), 8, 2.0),  # half of each of eight is four cores' work
-    ],
-)
-def test_computing_takes_longer_where_cores_are_short(cores: Cores, workers: int, worker: float) -> None:
-    assert cores.stretch(workers) == pytest.approx(worker)
-
-
-@pytest.mark.parametrize(
-    ("cores", "workers", "pace"),
-    [
-        (Cores(2, 1.0, consumer=1.0), 1, ALONE),
-        (Cores(2, 1.0, consumer=1.0), 2, Slowdown(1.5, 1.5)),  # three threads on two cores
-        (Cores(2, 1.0, consumer=2.0), 2, Slowdown(2.0, 2.0)),  # four
-        (Cores(2, 1.0, consumer=0.0), 2, ALONE),
-    ],
-)
-def test_a_step_that_computes_shares_the_cores(cores: Cores, workers: int, pace: Slowdown) -> None:
-    assert cores.pace(workers, stepping=True) == pytest.approx(pace)
-    assert cores.pace(workers) == ALONE
-
-
-@pytest.mark.parametrize("computed", [0.2, 0.5, 1.0])
-@pytest.mark.parametrize("consumer", [0.3, 1.0, 2.5])
-def test_no_more_is_computed_than_there_are_cores(computed: float, consumer: float) -> None:
-    cores = Cores(2, computed, consumer)
-    pace = cores.pace(16, stepping=True)
-    assert 16 * computed / pace.worker + consumer / pace.consumer == pytest.approx(2)
-    assert pace.worker > 1 <= pace.consumer
-
-
-def test_no_more_work_at_once_than_cores_serve() -> None:
-    assert Cores(2, 1.0).at_once(8) == 2 and Cores(2, 0.25).at_once(8) == 8 and Cores(2, 0.0).at_once(8) == 8
 
 
 # --- costs that scenarios draw ----------------------------------------------------------------------------------------
