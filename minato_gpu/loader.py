@@ -102,7 +102,7 @@ class DataLoader(TorchDataLoader[T], Arguments):
             when they want it. The address of each host's cache, such as ``["node1:7500", "node2:7500"]``, the same list
             on all hosts; "auto": torchrun's hosts find each other. Needs ``share``, ``cache``, and the same secret in
             the environment variable MINATO_GPU_TOKEN on all hosts; who knows it can read this user's files.
-        trace: A path. What happens to every sample is written there in Perfetto's format, for ui.perfetto.dev, 256 MiB
+        trace: A path. What happens to every sample is written there as JSON, for Perfetto (ui.perfetto.dev), 256 MiB
             at most. If another trace is being written to that path (another rank's), a number is added to the name.
         metrics_port: A port on which Prometheus finds this loader's metrics, on this machine alone and from
             construction on; 0: any free port (``stats()["metrics"]`` says which). "0.0.0.0:9090" lets other machines

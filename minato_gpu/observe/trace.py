@@ -1,4 +1,4 @@
-"""A trace of every sample's way, for Perfetto's viewer (ui.perfetto.dev).
+"""A trace of every sample's way, for Perfetto's viewer (ui.perfetto.dev), as events of Chrome's trace format.
 
 Tracks: the epochs; the training loop with its waits by cause, and its step with each batch; every slot of every lane
 with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many samples are ready
@@ -7,27 +7,29 @@ beyond each batch. An arrow leads from the work to the step with the batch that 
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import weakref
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 from minato_gpu.observe import facts as f
-from minato_gpu.observe.trace_file import TraceFile
+from minato_gpu.samples import JSON
 from minato_gpu.scheduling.spans import Span
 from minato_gpu.util.messages import LOGGER
 
-_BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
-LIMIT = 256 << 20  # bytes: two million samples that are recorded one by one
+LIMIT = 256 << 20  # bytes: a million samples that are recorded one by one
+EPOCHS, LOOP = 1, 2  # tracks; those of slots follow
+_BUFFERED = 1 << 16  # bytes that are written at once
 _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another track
+_END = b"\n]\n"
 
-PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
-
-_Arrow = tuple[int, int, int]  # first position, position after the last, number
+_Arrow = tuple[int, int, int, float]  # first position, position after the last, track of the work, and a time in it
 
 
 def write_trace(facts: f.Facts, path: Path, owner: object, limit: int = LIMIT) -> None:
@@ -43,8 +45,73 @@ def write_trace(facts: f.Facts, path: Path, owner: object, limit: int = LIMIT) -
         LOGGER.warning("%s holds its %d bytes: what happens from now on is not in it", file.path, limit)
 
     rank = os.environ.get("RANK")
-    trace = Trace(file, "minato_gpu" if rank is None else f"minato_gpu, rank {rank}", os.getpid(), full)
+    trace = Trace(file, "minato_gpu" if rank is None else f"minato_gpu, rank {rank}", full)
     facts.subscribe(trace)
+
+
+class TraceFile:
+    """A file of events of at most ``limit`` bytes: a JSON array, whose end may be missing where a process was killed.
+
+    If another trace is being written to ``path``, a number is added to the name. Raises OSError if it cannot be
+    written.
+    """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._room = limit - len(_END)
+        self._process = os.getpid()
+        self._buffer = bytearray()
+        self._separator = b"[\n"
+        self.path, self._file = _opened(path)
+        if self.path != path:
+            LOGGER.warning("another trace is being written to %s; this one goes to %s", path, self.path)
+
+    def write(self, event: dict[str, JSON]) -> bool:
+        """Appends the event, one of this process. Returns False if there is no room for it."""
+        data = self._separator + json.dumps({**event, "pid": self._process}, separators=(",", ":")).encode()
+        if len(data) > self._room:
+            return False
+        self._room -= len(data)
+        self._separator = b",\n"
+        self._buffer += data
+        if len(self._buffer) >= _BUFFERED:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Writes out what is buffered; does nothing in a process forked from the writer."""
+        data, self._buffer = memoryview(self._buffer), bytearray()
+        if self._file < 0 or os.getpid() != self._process:
+            return
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def close(self) -> None:
+        """Ends the array and closes the file. Idempotent."""
+        if self._file >= 0:
+            self._buffer += _END
+            try:
+                self.flush()
+            finally:
+                if os.getpid() == self._process:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)  # workers that still end have it open, too
+                os.close(self._file)
+                self._file = -1
+
+
+def _opened(path: Path) -> tuple[Path, int]:
+    for number in count(1):
+        name = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+            return name, file
+        except BlockingIOError:
+            os.close(file)
+        except BaseException:
+            os.close(file)
+            raise
+    raise AssertionError
 
 
 class Trace:
@@ -53,16 +120,15 @@ class Trace:
     ``name`` is the process's; ``on_full`` is called when there is no room left.
     """
 
-    def __init__(self, file: TraceFile, name: str, process: int, on_full: Callable[[], None]) -> None:
+    def __init__(self, file: TraceFile, name: str, on_full: Callable[[], None]) -> None:
         self._file, self._on_full = file, on_full
-        self._tracks = READY
-        self._tracks_of: dict[
-            tuple[str, int], list[tuple[int, float]]
-        ] = {}  # by slot: tracks, and until when each is busy
+        self._tracks = LOOP
+        # by slot: tracks, and until when each is busy
+        self._tracks_of: dict[tuple[str, int], list[tuple[int, float]]] = {}
         # Of samples that are not delivered yet: by epoch, and by lane, which works on a sample once.
         # Decision: it keeps chunks, not single samples, with which a trace of cheap samples takes twice the time.
         self._arrows: dict[int, dict[str, list[_Arrow]]] = defaultdict(lambda: defaultdict(list))
-        self._last_arrow = 0  # number of the last arrow; they are counted from 1
+        self._last_arrow = 0  # number of the last arrow
         self._samples_ready = 0  # prepared and not delivered
         self._full = False
         self._in_step = False  # the training loop is at its step
@@ -77,65 +143,51 @@ class Trace:
             f.Died: self._died,
             f.EpochEnded: self._ended,
         }
-        top = self._described(PROCESS, name)
-        top.track_descriptor.process.pid = process
-        top.track_descriptor.process.process_name = name
-        self._write(top)
-        for rank, (track, called) in enumerate(((EPOCHS, "epochs"), (LOOP, "training loop"), (READY, "samples ready"))):
-            packet = self._described(track, called, PROCESS, rank)
-            if track == READY:
-                packet.track_descriptor.counter.unit_name = "samples"
-            self._write(packet)
+        self._write({"ph": "M", "name": "process_name", "args": {"name": name}})
+        self._name_track(EPOCHS, "epochs")
+        self._name_track(LOOP, "training loop")
 
     def __call__(self, fact: f.Fact) -> None:
-        if not self._full:
-            self._hear[type(fact)](fact)
+        """Records a fact."""
+        self._hear[type(fact)](fact)
 
     # --- facts ----------------------------------------------------------------------------------------------
 
     def _began(self, fact: f.EpochBegan) -> None:
         self._close_step(fact.at)
-        if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
+        if self._epoch is not None:  # it was left: what was prepared of it will not be delivered
             self._arrows.clear()
             self._samples_ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
-        packet = self._event(_BEGIN, EPOCHS, fact.at, f"epoch {fact.epoch}")
-        if fact.samples is not None:
-            _annotate(packet, samples=fact.samples)
-        self._write(packet)
+        self._event("B", EPOCHS, fact.at, f"epoch {fact.epoch}", samples=fact.samples)
 
     def _asks(self, fact: f.BatchAsked) -> None:
         self._close_step(fact.at)
 
     def _stalled(self, fact: f.Stalled) -> None:
-        self._write(self._event(_BEGIN, LOOP, fact.begin, f"wait: {fact.cause}"))
-        self._write(self._event(_END, LOOP, fact.end))
+        self._slice(LOOP, fact.begin, fact.end, f"wait: {fact.cause}")
 
     def _delivered(self, fact: f.BatchDelivered) -> None:
         self._close_step(fact.at)
         self._samples_ready -= fact.samples
-        packet = self._event(_BEGIN, LOOP, fact.at, "step")
-        _annotate(packet, epoch=fact.epoch, batch=fact.number, samples=fact.samples, wait_ms=1e3 * fact.wait_s)
-        if fact.padded:
-            _annotate(packet, padded=fact.padded)
-        event = packet.track_event
-        event.flow_ids.extend(self._end_arrows(fact.epoch, fact.positions))
-        event.extra_counter_track_uuids.append(READY)
-        event.extra_counter_values.append(self._samples_ready)
-        self._write(packet)
+        values = {"batch": fact.number, "samples": fact.samples, "padded": fact.padded, "wait_ms": 1e3 * fact.wait_s}
+        self._event("B", LOOP, fact.at, "step", epoch=fact.epoch, **values)
+        for track, at in self._end_arrows(fact.epoch, fact.positions):
+            self._last_arrow += 1
+            arrow = {"name": "came in", "cat": "samples", "id": self._last_arrow}
+            self._write({"ph": "s", **arrow, "tid": track, "ts": 1e6 * at})
+            self._write({"ph": "f", "bp": "e", **arrow, "tid": LOOP, "ts": 1e6 * fact.at})
+        self._write({"ph": "C", "name": "samples ready", "ts": 1e6 * fact.at, "args": {"samples": self._samples_ready}})
         self._in_step = True
 
     def _failed(self, fact: f.Failed) -> None:
-        packet = self._event(_INSTANT, LOOP, fact.at, "failed samples")
-        _annotate(packet, epoch=fact.epoch, samples=fact.samples, skipped=fact.skipped)
-        self._write(packet)
-        self._samples_ready = max(
-            0, self._samples_ready - fact.samples - fact.skipped
-        )  # without workers nothing is ready before
+        self._event("i", LOOP, fact.at, "failed samples", epoch=fact.epoch, samples=fact.samples, skipped=fact.skipped)
+        # without workers nothing is ready before
+        self._samples_ready = max(0, self._samples_ready - fact.samples - fact.skipped)
 
     def _died(self, fact: f.Died) -> None:
-        self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.hung else "worker died"))
+        self._event("i", LOOP, fact.at, "worker hung" if fact.hung else "worker died")
 
     def _ended(self, fact: f.EpochEnded) -> None:
         self._close_step(fact.at)
@@ -145,35 +197,33 @@ class Trace:
 
     def _close_step(self, at: float) -> None:
         if self._in_step:
-            self._write(self._event(_END, LOOP, at))
+            self._event("E", LOOP, at)
         self._in_step = False
 
     def _close_epoch(self, at: float) -> None:
         if self._epoch is not None:
-            self._write(self._event(_END, EPOCHS, at))
+            self._event("E", EPOCHS, at)
         self._epoch = None
 
     def _worked(self, fact: f.Worked) -> None:
         begin, track = self._track_for(fact)
-        arrow = self._new_arrow(self._arrows[fact.epoch][fact.lane], fact.positions) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
-        first, at = fact.positions[0][0] if fact.positions else -1, 0
-        for count, end in groups:
-            name = ("sample" if count == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
-            packet = self._event(_BEGIN, track, begin, name)
-            queued_ms = 1e3 * (fact.begin - fact.sent)
-            _annotate(packet, epoch=fact.epoch, position=first + at, samples=count, queued_ms=queued_ms)
-            if fact.handed:
-                _annotate(packet, handed_over=fact.handed)
-            if arrow:
-                packet.track_event.flow_ids.append(arrow)
-            begin, at = max(begin, end), at + count
-            self._write(packet)
-            self._write(self._event(_END, track, begin))
+        position = fact.positions[0][0] if fact.positions else -1
+        values = {"epoch": fact.epoch, "queued_ms": 1e3 * (fact.begin - fact.sent), "handed_over": fact.handed}
+        middle = begin
+        for samples, end in groups:
+            name = (
+                ("sample" if samples == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
+            )
+            middle = (begin + max(begin, end)) / 2
+            self._slice(track, begin, max(begin, end), name, position=position, samples=samples, **values)
+            begin, position = max(begin, end), position + samples
         if fact.prepared:
             self._samples_ready += fact.samples - fact.handed
+            for lo, hi in fact.positions:
+                insort(self._arrows[fact.epoch][fact.lane], (lo, hi, track, middle))
 
     # --- tracks and arrows ----------------------------------------------------------------------------------
 
@@ -189,62 +239,38 @@ class Trace:
                 return max(until, fact.begin), track
         self._tracks += 1
         tracks.append((self._tracks, fact.end))
-        self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
+        self._name_track(self._tracks, f"{fact.lane} {fact.worker}", 10 + fact.worker)
         return fact.begin, self._tracks
 
-    def _new_arrow(self, arrows: list[_Arrow], positions: Sequence[Span]) -> int:
-        """Registers an arrow from work on these positions to their batches. Returns its number; 0 if there are none."""
-        self._last_arrow += bool(positions)
-        for lo, hi in positions:
-            insort(arrows, (lo, hi, self._last_arrow))
-        return self._last_arrow if positions else 0
-
-    def _end_arrows(self, epoch: int, positions: Sequence[Span]) -> list[int]:
-        """Cuts the positions of a batch off the arrows. Returns the rising numbers of those that led to it."""
-        found = set[int]()
+    def _end_arrows(self, epoch: int, positions: Sequence[Span]) -> list[tuple[int, float]]:
+        """Cuts the positions of a batch off the arrows. Returns the track, and a time, of all work that led to it."""
+        found = set[tuple[int, float]]()
         for arrows in self._arrows[epoch].values():
             for lo, hi in positions:
-                at = max(0, bisect_left(arrows, (lo, 0, 0)) - 1)
+                at = max(0, bisect_left(arrows, (lo,)) - 1)
                 while at < len(arrows) and arrows[at][0] < hi:
-                    begin, end, arrow = arrows[at]
+                    begin, end, *work = arrows[at]
                     if lo < end:
-                        found.add(arrow)
-                        arrows[at : at + 1] = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)
+                        found.add((work[0], work[1]))
+                        arrows[at : at + 1] = [(begin, lo, *work)] * (begin < lo) + [(hi, end, *work)] * (hi < end)
                     at += begin < lo
         return sorted(found)
 
-    # --- packets --------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
 
-    def _described(self, track: int, name: str, parent: int = 0, rank: int = 0) -> Any:
-        packet = self._file.packet()
-        packet.track_descriptor.uuid = track
-        if parent:
-            packet.track_descriptor.name = name
-            packet.track_descriptor.parent_uuid = parent
-            packet.track_descriptor.sibling_order_rank = rank
-        else:
-            packet.track_descriptor.child_ordering = packet.track_descriptor.EXPLICIT
-        return packet
+    def _name_track(self, track: int, name: str, rank: int | None = None) -> None:
+        for key, value in (("name", name), ("sort_index", track if rank is None else rank)):
+            self._write({"ph": "M", "name": f"thread_{key}", "tid": track, "args": {key: value}})
 
-    def _event(self, kind: int, track: int, at: float, name: str = "") -> Any:
-        packet = self._file.packet(at)
-        packet.track_event.type = kind
-        packet.track_event.track_uuid = track
-        if name:
-            packet.track_event.name = name
-        return packet
+    def _event(self, phase: str, track: int, at: float, name: str = "", **values: float | None) -> None:
+        self._write({"ph": phase, "tid": track, "ts": 1e6 * at, "name": name, "args": values})
 
-    def _write(self, packet: Any) -> None:
-        if not self._full and not self._file.write(packet):
+    def _slice(self, track: int, begin: float, end: float, name: str, **values: float) -> None:
+        duration = 1e6 * (end - begin)
+        self._write({"ph": "X", "tid": track, "ts": 1e6 * begin, "dur": duration, "name": name, "args": values})
+
+    def _write(self, event: dict[str, JSON]) -> None:
+        if not self._full and not self._file.write(event):
             self._full = True
             self._file.flush()
             self._on_full()
-
-
-def _annotate(packet: Any, **values: float) -> None:
-    for name, value in values.items():
-        annotation = packet.track_event.debug_annotations.add(name=name)
-        if isinstance(value, int):
-            annotation.int_value = value
-        else:
-            annotation.double_value = value

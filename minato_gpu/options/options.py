@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from minato_gpu.samples import Value
 from minato_gpu.sources import cluster_token
 from minato_gpu.sources.peer_discovery import checked_peers
 from minato_gpu.sources.source import source_of
-from minato_gpu.util.messages import from_extra, say_once
+from minato_gpu.util.messages import say_once
 from minato_gpu.util.numbers import is_real, is_whole, nbytes
 
 _DEFAULT_LATENESS = 8
@@ -297,16 +296,14 @@ def _threads(loader: Arguments) -> bool:
 
 
 def _trace(value: Value) -> Path | None:
-    """Returns the path of the trace. Raises ModuleNotFoundError without what the extra ``trace`` brings."""
+    """Returns the path of the trace."""
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"trace must be a path, such as 'run.pftrace', got {value!r}")
+        raise TypeError(f"trace must be a path, such as 'run.json', got {value!r}")
     path = Path(os.fsdecode(value)).absolute()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(f"trace={str(path)!r} cannot be written; name a file in a directory that can be")
-    with from_extra("trace"):
-        import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     return path
 
 

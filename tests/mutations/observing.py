@@ -49,21 +49,21 @@ FAULTS = (
     ),
     Fault(
         "a trace takes more bytes than it may",
-        "observe/trace_file.py",
-        "        if self.nbytes + len(data) > self._limit:\n",
-        "        if self.nbytes > self._limit:\n",
+        "observe/trace.py",
+        "        if len(data) > self._room:\n",
+        "        if not self._room:\n",
         ("observe/test_trace.py",),
     ),
     Fault(
         "a fork writes into its parent's trace",
-        "observe/trace_file.py",
+        "observe/trace.py",
         "        if self._file < 0 or os.getpid() != self._process:\n",
         "        if self._file < 0:\n",
         ("observe/test_trace.py",),
     ),
     Fault(
         "two traces are written to one file",
-        "observe/trace_file.py",
+        "observe/trace.py",
         "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
         ("observe/test_trace.py",),
@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "an arrow leads to the first of the batches that a chunk was for, and to no other",
         "observe/trace.py",
-        " = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)\n",
-        " = [(begin, lo, arrow)] * (begin < lo)\n",
+        " = [(begin, lo, *work)] * (begin < lo) + [(hi, end, *work)] * (hi < end)\n",
+        " = [(begin, lo, *work)] * (begin < lo)\n",
         ("observe/test_trace.py",),
     ),
     Fault(

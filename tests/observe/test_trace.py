@@ -1,9 +1,10 @@
-"""Traces: every sample's life in them, in Perfetto's format, bounded in bytes, and never in the way of training."""
+"""Traces: every sample's life in them, bounded in bytes, and never in the way of training."""
 
 from __future__ import annotations
 
 import errno
 import gc
+import json
 import logging
 import os
 from collections import defaultdict
@@ -15,8 +16,7 @@ import pytest
 
 from minato_gpu import DataLoader
 from minato_gpu.observe import facts as f
-from minato_gpu.observe.trace import Trace, write_trace
-from minato_gpu.observe.trace_file import TraceFile
+from minato_gpu.observe.trace import Trace, TraceFile, write_trace
 from tests.observe.test_facts import Costly
 
 NUMBERS: Any = list(range(400))
@@ -24,13 +24,13 @@ NUMBERS: Any = list(range(400))
 
 @dataclass
 class Slice:
-    """Something that lasted; times in nanoseconds."""
+    """Something that lasted; times in microseconds. ``made_of``: positions of the work that arrows lead from."""
 
     name: str
-    begin: int
-    end: int
+    begin: float
+    end: float
     values: dict[str, float]
-    flows: list[int]
+    made_of: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -38,7 +38,6 @@ class Found:
     """By name of their track; ``counts``: the values of the counter, in order of time."""
 
     slices: dict[str, list[Slice]] = field(default_factory=lambda: defaultdict(list))
-    instants: dict[str, list[Slice]] = field(default_factory=lambda: defaultdict(list))
     counts: list[int] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
 
@@ -54,66 +53,37 @@ class Found:
         return [each for each in self.slices["training loop"] if each.name == "step"]
 
 
-def _schema() -> Any:
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-
-    return perfetto_trace_pb2
-
-
 def read(path: Path) -> Found:
     """Reads a trace back. Raises AssertionError where it breaks a rule that holds of every trace."""
-    trace = _schema().Trace()
-    trace.ParseFromString(path.read_bytes())
-    tracks: dict[int, str] = {}
-    events: list[tuple[int, int, Any]] = []
-    for number, packet in enumerate(trace.packet):
-        assert not _unknown(packet), "a field that the schema does not have"
-        assert packet.trusted_packet_sequence_id == 1, "a packet of nobody"
-        if packet.HasField("track_descriptor"):
-            described = packet.track_descriptor
-            assert described.uuid not in tracks, "a track is described twice"
-            assert described.parent_uuid in tracks or described.HasField("process"), "a track hangs nowhere"
-            tracks[described.uuid] = described.name
-        elif packet.HasField("track_event"):
-            assert packet.track_event.track_uuid in tracks, "an event on a track that is not described before"
-            events.append((packet.timestamp, number, packet.track_event))
-        else:
-            assert number == 0 and packet.clock_snapshot.primary_trace_clock == 3
-    events.sort(key=lambda event: event[:2])  # as Perfetto does
-    return _found(events, tracks)
-
-
-def _found(events: list[tuple[int, int, Any]], tracks: dict[int, str]) -> Found:
-    found = Found()
-    under_way: dict[int, list[Slice]] = defaultdict(list)
-    kinds = _schema().TrackEvent
-    for at, _, event in events:
-        track, values = tracks[event.track_uuid], {each.name: _value(each) for each in event.debug_annotations}
-        found.counts += event.extra_counter_values
-        if event.type == kinds.TYPE_INSTANT:
-            found.instants[track].append(Slice(event.name, at, at, values, list(event.flow_ids)))
-        elif event.type == kinds.TYPE_SLICE_BEGIN:
-            under_way[event.track_uuid].append(Slice(event.name, at, at, values, list(event.flow_ids)))
-        else:
-            assert event.type == kinds.TYPE_SLICE_END and under_way[event.track_uuid], "an end without a beginning"
-            done = under_way[event.track_uuid].pop()
+    text = path.read_text(encoding="utf-8")
+    events: list[dict[str, Any]] = json.loads(text if text.endswith("]\n") else f"{text}]")  # it may go on yet
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert len({event["pid"] for event in events}) == 1
+    found, under_way, arrows = Found(), defaultdict[int, list[Slice]](list), dict[int, dict[str, Any]]()
+    for event in sorted((event for event in events if event["ph"] != "M"), key=lambda event: event["ts"]):
+        kind, at, track = event["ph"], event["ts"], event.get("tid", 0)
+        made = Slice(event["name"], at, at + event.get("dur", 0.0), event.get("args", {}))
+        if kind == "B":
+            under_way[track].append(made)
+        elif kind == "E":
+            done = under_way[track].pop()  # there is no end without a beginning
             done.end = at
-            found.slices[track].append(done)
+            found.slices[names[track]].append(done)
+        elif kind == "X":
+            found.slices[names[track]].append(made)
+        elif kind == "C":
+            found.counts.append(event["args"]["samples"])
+        elif kind == "s":
+            arrows[event["id"]] = event
+        elif kind == "f":
+            begin = arrows.pop(event["id"])
+            of = [each for each in found.slices[names[begin["tid"]]] if each.begin <= begin["ts"] <= each.end]
+            under_way[track][-1].made_of.append(of[0].values["position"])
+        else:
+            assert kind == "i"
+    assert not arrows
     found.open = [each.name for stack in under_way.values() for each in stack]
     return found
-
-
-def _value(annotation: Any) -> float:
-    return float(getattr(annotation, annotation.WhichOneof("value")))
-
-
-def _unknown(message: Any) -> bool:
-    from google.protobuf.unknown_fields import UnknownFieldSet
-
-    if len(UnknownFieldSet(message)):
-        return True
-    parts = [value for kind, value in message.ListFields() if kind.message_type is not None]
-    return any(_unknown(each) for part in parts for each in ([part] if hasattr(part, "ListFields") else part))
 
 
 # --- traces of loaders --------------------------------------------------------------------------------------------
@@ -133,7 +103,7 @@ def traced(path: Path, dataset: Any, times: int = 1, **arguments: Any) -> Found:
 def test_every_sample_is_there(tmp_path: Path, workers: int, in_order: bool, persists: bool, data: Any) -> None:
     epochs = 2 if persists else None  # workers stay for as many, and none is prepared beyond them
     more = {"num_workers": workers, "in_order": in_order, "epochs": epochs}
-    found = traced(tmp_path / "run.pftrace", data, 2, **more)
+    found = traced(tmp_path / "run.json", data, 2, **more)
     assert sum(each.values["samples"] for each in found.work) == 2 * len(data)
     sizes = [4] * (len(data) // 4) + [2] * (len(data) % 4 > 0)
     assert [each.values["samples"] for each in found.batches] == 2 * sizes
@@ -145,19 +115,19 @@ def test_every_sample_is_there(tmp_path: Path, workers: int, in_order: bool, per
 
 
 def test_an_epoch_that_is_left_ends_where_the_next_begins(tmp_path: Path) -> None:
-    loader: Any = DataLoader(NUMBERS[:40], 4, num_workers=1, trace=tmp_path / "run.pftrace")
+    loader: Any = DataLoader(NUMBERS[:40], 4, num_workers=1, trace=tmp_path / "run.json")
     for _ in loader:
         break
     for _ in loader:
         pass
-    found = read(tmp_path / "run.pftrace")
+    found = read(tmp_path / "run.json")
     first, second = found.slices["epochs"]
     assert first.end == second.begin and not found.open
     assert len(found.batches) == 11 and found.counts[-1] == 0
 
 
 def test_it_takes_no_more_bytes_than_it_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "run.pftrace"
+    path = tmp_path / "run.json"
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         loader: Any = DataLoader(NUMBERS, 4, num_workers=1)
         write_trace(loader._session.facts, path, loader, 4_000)
@@ -167,19 +137,19 @@ def test_it_takes_no_more_bytes_than_it_may(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_two_that_are_written_at_once_have_names_of_their_own(tmp_path: Path) -> None:
-    loaders = [DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.pftrace") for _ in range(3)]
+    loaders = [DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.json") for _ in range(3)]
     for loader in loaders:
         assert len(list(loader)) == 2
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["run-2.pftrace", "run-3.pftrace", "run.pftrace"]
+    assert names == ["run-2.json", "run-3.json", "run.json"]
     assert all(len(read(path).batches) == 2 for path in tmp_path.iterdir())
     del loader, loaders
     gc.collect()
-    assert len(traced(tmp_path / "run.pftrace", list(range(4))).batches) == 1  # it is free again, and begins anew
+    assert len(traced(tmp_path / "run.json", list(range(4))).batches) == 1  # it is free again, and begins anew
 
 
 def test_a_process_that_was_forked_writes_nothing(tmp_path: Path) -> None:
-    loader: Any = DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.pftrace")
+    loader: Any = DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.json")
     batches = iter(loader)
     next(batches)
     child = os.fork()
@@ -195,7 +165,7 @@ def test_a_process_that_was_forked_writes_nothing(tmp_path: Path) -> None:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert len(list(batches)) == 1
-    assert len(read(tmp_path / "run.pftrace").batches) == 2
+    assert len(read(tmp_path / "run.json").batches) == 2
 
 
 def test_a_full_disk_ends_the_trace_alone(
@@ -204,9 +174,9 @@ def test_a_full_disk_ends_the_trace_alone(
     def write(file: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    loader: Any = DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.pftrace")
+    loader: Any = DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.json")
     batches = iter(loader)
-    monkeypatch.setattr("minato_gpu.observe.trace_file.os.write", write)
+    monkeypatch.setattr("minato_gpu.observe.trace.os.write", write)
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         assert len(list(batches)) == len(list(loader)) == 2
     monkeypatch.undo()
@@ -218,7 +188,7 @@ def test_a_full_disk_ends_the_trace_alone(
     [
         (3, TypeError, "trace must be a path"),
         ({"path": "run"}, TypeError, "trace must be a path"),
-        ("/nowhere/run.pftrace", ValueError, "cannot be written"),
+        ("/nowhere/run.json", ValueError, "cannot be written"),
         (".", ValueError, "cannot be written"),
     ],
 )
@@ -230,7 +200,7 @@ def test_bad_arguments_fail_at_construction(trace: Any, kind: type[Exception], s
 def told(path: Path, *facts: f.Fact) -> Found:
     """The trace of these."""
     file = TraceFile(path, 1 << 20)
-    trace = Trace(file, "made up", 1, lambda: None)
+    trace = Trace(file, "made up", lambda: None)
     for fact in facts:
         trace(fact)
     file.close()
@@ -248,7 +218,7 @@ def delivered(number: int, at: float, *positions: tuple[int, int]) -> f.BatchDel
 
 def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
     found = told(
-        tmp_path / "run.pftrace",
+        tmp_path / "run.json",
         worked(0, 3, 1.0, 2.0),
         worked(6, 2, 1.0, 2.0, worker=1),
         worked(3, 3, 2.0, 3.0),
@@ -256,16 +226,12 @@ def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
         delivered(1, 5.0, (4, 8)),
         f.BatchAsked(0, 6.0),
     )
-    arrow = {each.values["position"]: each.flows[0] for each in found.work}
-    assert [batch.flows for batch in found.batches] == [
-        sorted([arrow[0], arrow[3]]),
-        sorted([arrow[3], arrow[6]]),
-    ]
+    assert [sorted(batch.made_of) for batch in found.batches] == [[0, 3], [3, 6]]
 
 
 def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> None:
     found = told(
-        tmp_path / "run.pftrace",
+        tmp_path / "run.json",
         f.EpochBegan(0, 0.0, 8, {"cpu": 1}),
         worked(0, 8, 1.0, 2.0),
         delivered(0, 3.0, (0, 4)),
