@@ -81,7 +81,7 @@ def read(path: Path) -> Found:
             under_way[track][-1].made_of.append(of[0].values["position"])
         else:
             assert kind == "i"
-    assert not arrows
+    assert len(arrows) <= 1  # where there was no room for the last one's end
     found.open = [each.name for stack in under_way.values() for each in stack]
     return found
 
@@ -130,9 +130,9 @@ def test_it_takes_no_more_bytes_than_it_may(tmp_path: Path, caplog: pytest.LogCa
     path = tmp_path / "run.json"
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         loader: Any = DataLoader(NUMBERS, 4, num_workers=1)
-        write_trace(loader._session.facts, path, loader, 4_000)
+        write_trace(loader._session.facts, path, loader, 16_000)
         assert sum(len(batch) for batch in loader) == sum(len(batch) for batch in loader) == 400
-    assert 3_000 < path.stat().st_size <= 4_000
+    assert 15_000 < path.stat().st_size <= 16_000
     assert read(path).batches and caplog.text.count("what happens from now on is not in it") == 1
 
 
