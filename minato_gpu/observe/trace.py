@@ -249,10 +249,11 @@ class Trace:
             for lo, hi in positions:
                 at = max(0, bisect_left(arrows, (lo,)) - 1)
                 while at < len(arrows) and arrows[at][0] < hi:
-                    begin, end, *work = arrows[at]
+                    begin, end, track, moment = arrows[at]
                     if lo < end:
-                        found.add((work[0], work[1]))
-                        arrows[at : at + 1] = [(begin, lo, *work)] * (begin < lo) + [(hi, end, *work)] * (hi < end)
+                        found.add((track, moment))
+                        before, after = (begin, lo, track, moment), (hi, end, track, moment)
+                        arrows[at : at + 1] = [before] * (begin < lo) + [after] * (hi < end)
                     at += begin < lo
         return sorted(found)
 

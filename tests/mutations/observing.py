@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "an arrow leads to the first of the batches that a chunk was for, and to no other",
         "observe/trace.py",
-        " = [(begin, lo, *work)] * (begin < lo) + [(hi, end, *work)] * (hi < end)\n",
-        " = [(begin, lo, *work)] * (begin < lo)\n",
+        " = [before] * (begin < lo) + [after] * (hi < end)\n",
+        " = [before] * (begin < lo)\n",
         ("observe/test_trace.py",),
     ),
     Fault(
