@@ -18,7 +18,6 @@ from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, witness_of
 from minato_gpu.sampling.delivered_positions import HISTORY, DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches, KeptBatch
-from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import KEYS, REPLAY, states_between
 from minato_gpu.sampling.packing import packed, packed_state, packed_states
 from minato_gpu.sampling.samplers import Sampling
@@ -126,14 +125,16 @@ class Cursor:
         snapshot = order.snapshot()
         first: KeptBatch | EpochBatches = kept[0] if kept else epoch
         self._plain = {batch.place: self._plain.get(batch.place) or s.plain_batch(batch.keys) for batch in kept}
+        counts, others = epoch.occurrences.stored()
         out: s.State = {
             "place": first.place,
             "position": first.position,
             "drawn": [*self._plain.values(), *self._coming()],
-            "counted": len(kept),
+            "occurrences": [batch.occurrences for batch in kept],
+            "counts": packed(counts),
+            "others": [[s.plain_key(key), count] for key, count in others.items()],
             "state": snapshot.own.copy(),
             "ended": order.ended,
-            **_plain_counts(epoch.occurrences),
         }
         if snapshot.following:
             out["witness"] = witness_of(self._sampling.keys_of(*snapshot.following))
@@ -145,15 +146,6 @@ class Cursor:
         if self._rest is None or not order.ended:
             self._rest = [s.plain_batch(self._sampling.keys_of(item)) for item in order.coming]
         return self._rest[len(self._rest) - len(order.coming) :]
-
-
-def _plain_counts(occurrences: Occurrences) -> s.State:
-    """Returns how often each key had come, as plain data. Raises ValueError for keys that cannot be stored."""
-    planes, others = occurrences.planes()
-    return {
-        "planes": [[ones, packed(plane)] for ones, plane in planes],
-        "others": [[s.plain_key(key), count] for key, count in others.items()],
-    }
 
 
 def before_epoch(

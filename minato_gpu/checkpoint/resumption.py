@@ -23,13 +23,11 @@ from minato_gpu.samples import JSON, Key, Value, name_of
 from minato_gpu.sampling import order as orders
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches
-from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.order import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
 
 _CUTTING = ("batch_size", "drop_last")
-_MOST_PLANES = 255  # indices that come more often are counted in 'others'
 
 
 def begin_epoch(
@@ -244,7 +242,7 @@ class _Stored:
         self._ended = s.choice(source, "ended", (True,) if self._way == KEYS else (True, False))
         self._witness = None if source.get("witness") is None else s.number(source, "witness")
         self._batches = s.batches_of(source)
-        self._counted = s.number(source, "counted", largest=len(self._batches))
+        self._occurrences = list(map(_counts_of, s.sequence(source, "occurrences"), self._batches))
         size, short = sampling.size if sampling.batched else 1, self._ended and not sampling.drop_last
         for number, keys in enumerate(self._batches, 1):
             last = short and number == len(self._batches)
@@ -258,11 +256,10 @@ class _Stored:
             )
         self._others: dict[Key, int] = {}
         for pair in s.sequence(source, "others"):
-            key, count = _pair(pair, "others")
-            self._others[name_of(s.key_of(key))] = s.number({"count": count}, "count")
-        if len(planes := s.sequence(source, "planes")) > _MOST_PLANES:
-            raise ValueError(f"state: 'planes' has {len(planes)} entries, {_MOST_PLANES} at most")
-        self._planes = [_plane(*_pair(plane, "planes")) for plane in planes]
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise ValueError(f"state: 'others' must hold pairs, got {s.quoted(pair)}")
+            self._others[name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
+        self._counts = s.unpacked(source, "counts")
 
     def order(self, sampling: Sampling, generators: Mapping[str, torch.Tensor]) -> Order:
         """Returns the order of what is stored, and after that what the sampler yields from its state."""
@@ -275,10 +272,10 @@ class _Stored:
         return order
 
     def restore(self, epoch: EpochBatches) -> None:
-        """Counts the keys of the epoch as they had come before what is stored."""
-        epoch.occurrences.restore(self._planes, self._others)
-        if self._planes or self._others:
-            epoch.occurrences.uncount([key for keys in self._batches[: self._counted] for key in keys])
+        """Goes on counting the keys of the epoch; from zero where the earlier run did not count."""
+        if self._counts or self._others:
+            epoch.occurrences.restore(self._counts, self._others)
+            epoch.counted.extend(self._occurrences)
 
 
 @s.within_depth()
@@ -287,11 +284,13 @@ def _own(saved: Mapping[str, JSON]) -> Snapshot:
     return Snapshot({name: saved.get(name) for name in ("sampler", "iterator", "nested")})
 
 
-def _pair(plain: JSON, name: str) -> tuple[JSON, JSON]:
-    if not isinstance(plain, (list, tuple)) or len(plain) != 2:
-        raise ValueError(f"state: {name!r} must hold pairs, got {s.quoted(plain)}")
-    return plain[0], plain[1]
-
-
-def _plane(ones: JSON, bits: JSON) -> Plane:
-    return s.number({"planes": ones}, "planes"), s.unpacked({"planes": bits}, "planes")
+def _counts_of(plain: JSON, keys: list[Key]) -> list[int] | None:
+    """Returns the occurrences of a stored batch of these keys, checked."""
+    if plain is None:
+        return None
+    counts = [
+        s.number({"occurrences": count}, "occurrences") for count in s.sequence({"occurrences": plain}, "occurrences")
+    ]
+    if len(counts) != len(keys):
+        raise ValueError(f"state: {len(counts)} 'occurrences' of a batch of {len(keys)} keys")
+    return counts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -20,22 +19,21 @@ from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.packing import packed
 
-FORMAT, VERSION = "minato_gpu.DataLoader", 5
+FORMAT, VERSION = "minato_gpu.DataLoader", 6
 MOST_ABOVE = 1 << 20  # bytes of bits of positions above the line: eight million samples, more than any window holds
 _LARGEST = (1 << 63) - 1
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
 
 _AS_THEY_ARE = {int, str, bool, float, type(None)}  # keys that are plain data
-_NUMPYS: dict[str, type[np.generic]] = {
-    np.dtype(each).name: each
-    for each in (
-        *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
-        *(np.float16, np.float32, np.float64),
-    )
+_NUMPYS = {
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{sign}int{8 << size}" for sign in ("", "u") for size in range(4)),
 }
-"""NumPy's scalars whose values are plain data, by the name of their dtype."""
-_NAMES: dict[type, str] = {each: np.dtype(each).name for each in (*_NUMPYS.values(), np.longlong, np.ulonglong)}
+"""Dtypes of NumPy's scalars whose values are plain data."""
 
 State = dict[str, JSON]
 
@@ -97,26 +95,9 @@ def generator_state(states: Mapping[str, JSON], name: str) -> torch.Tensor:
 # --- fields -------------------------------------------------------------------------------------------------
 
 
-class _Quoted(reprlib.Repr):
-    """A repr that is bounded in depth, width and length, whatever the value is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = _QUOTED
-
-    def repr_int(self, x: int, level: int) -> str:
-        return int.__repr__(x) if x.bit_length() < 4 * _QUOTED else f"a number of {x.bit_length()} bits"
-
-    def repr_dict(self, x: dict[Key, JSON], level: int) -> str:
-        return super().repr_dict(x, level) if len(x) < _QUOTED else f"a dict of {len(x)} entries"  # which it sorts
-
-
 def quoted(value: JSON) -> str:
-    """Returns a value of an untrusted state for a message.
-
-    Its ``repr`` may be as long as a file, or end in RecursionError.
-    """
-    return _Quoted().repr(value)[:_QUOTED]
+    """Returns the beginning of a value of an untrusted state, for a message."""
+    return repr(value)[:_QUOTED]
 
 
 def alike(one: Value, other: Value) -> bool:
@@ -197,31 +178,17 @@ def _bytes_of(value: JSON, name: str) -> bytes:
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def plain_batch(keys: list[Key]) -> JSON:
-    """Returns ``plain_key`` of the keys of a batch, which no state may change.
-
-    If all are scalars of one NumPy dtype, their values, with the dtype's name said once: an order may have many keys.
-    """
-    classes = set(map(type, keys))
-    if _AS_THEY_ARE.issuperset(classes):
-        return tuple(keys)
-    if len(classes) == 1 and (name := _NAMES.get(classes.pop())) is not None:
-        return {"dtype": name, "keys": tuple(key.item() for key in keys)}
-    return tuple(map(plain_key, keys))
+def plain_batch(keys: list[Key]) -> tuple[JSON, ...]:
+    """Returns ``plain_key`` of the keys of a batch, which no state may change."""
+    return tuple(keys) if _AS_THEY_ARE.issuperset(map(type, keys)) else tuple(map(plain_key, keys))
 
 
 def batches_of(data: Mapping[str, JSON]) -> list[list[Key]]:
     """Returns the batches of 'drawn', each of which ``plain_batch`` made plain. Raises ValueError for anything else."""
-    batches = [_batch_of(plain) for plain in sequence(data, "drawn")]
+    batches = [[key_of(key) for key in sequence({"drawn": plain}, "drawn")] for plain in sequence(data, "drawn")]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
     return batches
-
-
-def _batch_of(plain: JSON) -> list[Key]:
-    if isinstance(plain, Mapping):
-        return _numpys(choice(plain, "dtype", _NUMPYS), sequence(plain, "keys"))
-    return [key_of(key) for key in sequence({"batch": plain}, "batch")]
 
 
 def plain_key(key: Key) -> JSON:
@@ -231,8 +198,8 @@ def plain_key(key: Key) -> JSON:
     those, of the same ``key_digest``. Raises ValueError for a key that cannot be stored.
     """
     if isinstance(key, np.generic):
-        if (name := _NAMES.get(type(key))) is not None:
-            return name, key.item()
+        if key.dtype.name in _NUMPYS:
+            return key.dtype.name, key.item()
         key = key.item()
     if type(key) in _AS_THEY_ARE:
         return key
@@ -267,17 +234,17 @@ def key_of(plain: JSON, depth: int = 0) -> Key:
         if word == "list":
             return [key_of(part, depth + 1) for part in parts]
         if isinstance(word, str) and word in _NUMPYS and len(parts) == 1:
-            return _numpys(word, parts)[0]
+            return _numpys(word, parts[0])
     raise ValueError(f"state: not a key of a data set: {quoted(plain)}")
 
 
-def _numpys(name: str, values: list[JSON]) -> list[Key]:
-    """Returns the scalars of that dtype with these values. Raises ValueError if it has none."""
-    kind = _NUMPYS[name]
-    if {type(kind().item())}.issuperset(map(type, values)):
+def _numpys(name: str, value: JSON) -> Key:
+    """Returns the scalar of that dtype with this value. Raises ValueError if it has none."""
+    kind = np.dtype(name).type
+    if type(kind().item()) is type(value):
         with suppress(OverflowError), np.errstate(over="ignore"):
-            return list(np.array(values, kind))
-    raise ValueError(f"state: not keys of dtype {name}: {quoted(values)}")
+            return kind(value)
+    raise ValueError(f"state: not a key of dtype {name}: {quoted(value)}")
 
 
 # --- what was delivered -------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class KeptBatch(NamedTuple):
     place: int  # its number in the order
     position: int  # position of its first key
     keys: list[Key]
+    occurrences: list[int] | None  # how often each key has come before; None: all 0
 
 
 _position = attrgetter("position")
@@ -68,6 +69,8 @@ class EpochBatches:
         self.seed = seed
         self.order = order
         self.occurrences: Occurrences = occurrences_of(loader)
+        # occurrences of the next batches, where an earlier run has counted them
+        self.counted: deque[list[int] | None] = deque()
         # number and first position of the batch to draw next
         self.place = place
         self.position = position
@@ -117,12 +120,13 @@ class EpochBatches:
         """
         item = self.order.coming.popleft()
         keys = item if self._cut else self._sampling.keys_of(item)
+        occurrences = self.counted.popleft() if self.counted else self.occurrences.count(keys)
         if self.order.way != REPLAY:
-            self._keep(KeptBatch(self.place, self.position, keys))
+            self._keep(KeptBatch(self.place, self.position, keys, occurrences))
         if self.place == 0:
             self.witness = witness_of(keys)
         self.place, self.position = self.place + 1, self.position + len(keys)
-        return keys, None if self.occurrences.unique else self.occurrences.count(keys)
+        return keys, occurrences
 
     def _fill(self) -> bool:
         """Draws the rest of the round, one batch for each device; drops it if it is not whole.

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-
-import numpy as np
-from numpy.typing import NDArray
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import Key, name_of
 from minato_gpu.sampling.samplers import Sampling, length_of
-
-Plane = tuple[int, bytes]
-"""A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
-
 
 _MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
 
@@ -34,47 +28,27 @@ class Occurrences:
         out = [self._one(key) for key in keys]
         return out if any(out) else None
 
-    def uncount(self, keys: list[Key]) -> None:
-        """Takes back what ``count`` did for these keys, the last ones. Raises ValueError if they have not come."""
-        for key in [] if self.unique else map(name_of, keys):
-            if isinstance(key, NoSample):
-                continue
-            if self._others[key] > 0:
-                self._others[key] -= 1
-            elif self._is_small(key) and self._seen is not None and self._seen[key]:
-                self._seen[key] -= 1
-            else:
-                raise ValueError(f"state: key {key!r} is stored and has not been counted")
-        self._others = +self._others
-
-    def planes(self) -> tuple[list[Plane], dict[Key, int]]:
-        """Returns how often each key has come. For integers, plane j has a bit for each that came more than j times."""
+    def stored(self) -> tuple[bytes, dict[Key, int]]:
+        """Returns how often each key has come: a byte for each integer below ``length``, compressed, and the others."""
         others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
-        if self._seen is None:
-            return [], others
-        seen = np.frombuffer(self._seen, dtype=np.uint8)
-        most = int(seen.max(initial=0))
-        return [_trimmed(np.packbits(seen > j)) for j in range(most)], others
+        return b"" if self._seen is None else zlib.compress(self._seen, 1), others
 
-    def restore(self, planes: list[Plane], others: dict[Key, int]) -> None:
-        """Counts on from what ``planes`` returned. Does nothing if every key is known to come once.
+    def restore(self, small: bytes, others: dict[Key, int]) -> None:
+        """Counts on from what ``stored`` returned. Does nothing if every key is known to come once.
 
-        Raises ValueError if it belongs to another data set.
+        Raises ValueError if it is damaged, or belongs to another data set.
         """
         if self.unique:
             return
-        if planes and self._seen is None:
-            raise ValueError("the state counts indices of a data set with a length, and this one has none")
-        for ones, plane in planes:
-            assert self._seen is not None
-            room = (len(self._seen) + 7) // 8 - ones
-            if not 0 <= len(plane) <= room:
-                raise ValueError(f"the state counts indices of a data set of another length than {len(self._seen)}")
-            whole = np.full(ones + room, 0xFF, np.uint8)
-            whole[ones:] = 0
-            whole[ones : ones + len(plane)] = np.frombuffer(plane, dtype=np.uint8)
-            seen = np.frombuffer(self._seen, dtype=np.uint8)
-            seen += np.unpackbits(whole, count=len(seen))
+        if small:
+            length = 0 if self._seen is None else len(self._seen)
+            try:
+                seen = zlib.decompressobj().decompress(small, length + 1)
+            except zlib.error as error:
+                raise ValueError("state: 'counts' is damaged") from error
+            if len(seen) != length:
+                raise ValueError(f"the state counts indices of a data set of another length than {length}")
+            self._seen = bytearray(seen)
         self._others.update(others)
 
     def _is_small(self, key: Key) -> bool:
@@ -101,13 +75,3 @@ def occurrences_of(loader: Arguments) -> Occurrences:
     """
     seeds = loader.num_workers > 0 or loader.pipeline is not None
     return Occurrences(length_of(loader.dataset), unique=not seeds or Sampling(loader).yields_once)
-
-
-def _trimmed(bits: NDArray[np.uint8]) -> Plane:
-    """Returns a plane without the full bytes at its beginning and the empty ones at its end.
-
-    A sequence, or a shuffle of a window, then takes a few bytes, whatever the data set's length.
-    """
-    end = len(bits) - int(np.argmax(bits[::-1] != 0))  # there is one, or the plane would not be
-    ones = int(np.argmax(bits[:end] != 0xFF)) if (bits[:end] != 0xFF).any() else end
-    return ones, bits[ones:end].tobytes()

@@ -50,27 +50,6 @@ def test_occurrences_count_like_a_counter(keys: list[Any], length: int | None) -
         assert (counted.count([key]) or [0]) == [expected]
 
 
-_INDICES = st.integers(0, 6)
-
-
-@given(
-    st.lists(_INDICES, max_size=60) | st.lists(_INDICES | st.integers(-2, 1 << 70) | st.text("ab", max_size=1)),
-    st.integers(0, 60),
-    st.sampled_from([None, 0, 4, 7]),
-    st.sampled_from([0, 300]),
-)
-def test_occurrences_as_they_were(keys: list[Any], at: int, length: int | None, threes: int) -> None:
-    """As a resume needs them: what the window held had been counted, and has not come."""
-    counted, then = Occurrences(length, unique=False), Occurrences(length, unique=False)
-    counted.count([3] * threes + keys)
-    then.count([3] * threes + keys[:at])
-    counted.uncount(keys[at:])
-    assert counted.planes() == then.planes()
-    then.uncount([3] * threes + keys[:at])
-    with pytest.raises(ValueError, match="key 3 is stored and has not been counted"):
-        then.uncount([3])
-
-
 @pytest.mark.parametrize(
     "key", [np.int64(3), torch.tensor(3), None, 2.5, frozenset({1}), {"a": [1]}, [1, 2], (1, [2])], ids=repr
 )
