@@ -131,7 +131,7 @@ class Cursor:
             "position": first.position,
             "drawn": [*self._plain.values(), *self._coming()],
             "occurrences": [batch.occurrences for batch in kept],
-            "counts": packed(counts),
+            "counts": list(map(packed, counts)),
             "others": [[s.plain_key(key), count] for key, count in others.items()],
             "state": snapshot.own.copy(),
             "ended": order.ended,

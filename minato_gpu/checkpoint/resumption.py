@@ -259,7 +259,7 @@ class _Stored:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise ValueError(f"state: 'others' must hold pairs, got {s.quoted(pair)}")
             self._others[name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
-        self._counts = s.unpacked(source, "counts")
+        self._counts = [s.unpacked({"counts": plane}, "counts") for plane in s.sequence(source, "counts")]
 
     def order(self, sampling: Sampling, generators: Mapping[str, torch.Tensor]) -> Order:
         """Returns the order of what is stored, and after that what the sampler yields from its state."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.caching.future import Integers, Orders, share
@@ -29,7 +29,7 @@ from minato_gpu.sampling.samplers import STATEFUL_DISTRIBUTED, Sampling, length_
 from minato_gpu.sources.memory_tier import Begun
 
 _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
-_DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAWN = (RandomSampler, WeightedRandomSampler)
 
 
 class EpochCount(NamedTuple):
@@ -68,7 +68,6 @@ class LookAhead:
         # the generator that every epoch's seed is drawn from
         self._seeds = None if loader.persistent_workers else loader.generator or torch.default_generator
         self._before: EpochCount | None = None
-        self._repeats: tuple[Value, bool] | None = None  # indices, and whether one repeats
 
     def __call__(self, epoch: EpochBatches, *, early: bool = False) -> Begun:
         """Describes an epoch of which nothing has been drawn by this run; ``early``: it is drawn before it begins."""
@@ -94,12 +93,7 @@ class LookAhead:
         """Returns whether knowing orders helps: an epoch leaves keys out, or has some more often than others."""
         if type(sampler) is RandomSampler:
             return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
-        if type(sampler) is WeightedRandomSampler:
-            return bool(sampler.replacement or sampler.num_samples < len(sampler.weights))
-        indices = sampler.indices
-        if self._repeats is None or self._repeats[0] is not indices:
-            self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
-        return self._repeats[1]
+        return bool(sampler.replacement or sampler.num_samples < len(sampler.weights))
 
     def _unique_keys(self, sampler: Value) -> bool:
         """Returns whether no key comes twice in an epoch."""
@@ -223,8 +217,6 @@ def _bare(sampler: Value) -> Value:
     bare.generator = None
     if type(bare) is RandomSampler:
         bare.data_source = range(len(bare.data_source))
-    elif type(bare) is SubsetRandomSampler:
-        bare.indices = np.asarray(bare.indices, np.int64)  # type: ignore[assignment]
     else:
         bare.weights = bare.weights.detach().cpu().clone()  # a view would bring all that it is a view of
     return bare

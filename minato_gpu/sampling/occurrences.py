@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 
+import numpy as np
+
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import Key, name_of
@@ -28,27 +30,32 @@ class Occurrences:
         out = [self._one(key) for key in keys]
         return out if any(out) else None
 
-    def stored(self) -> tuple[bytes, dict[Key, int]]:
-        """Returns how often each key has come: a byte for each integer below ``length``, compressed, and the others."""
-        others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
-        return b"" if self._seen is None else zlib.compress(self._seen, 1), others
+    def stored(self) -> tuple[list[bytes], dict[Key, int]]:
+        """Returns how often each key has come.
 
-    def restore(self, small: bytes, others: dict[Key, int]) -> None:
+        For integers below ``length``, entry j has a bit for each that came more than j times, compressed.
+        """
+        others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
+        seen = np.frombuffer(self._seen or b"", np.uint8)
+        most = int(seen.max(initial=0))
+        return [zlib.compress(np.packbits(seen > j).tobytes(), 1) for j in range(most)], others
+
+    def restore(self, small: list[bytes], others: dict[Key, int]) -> None:
         """Counts on from what ``stored`` returned. Does nothing if every key is known to come once.
 
         Raises ValueError if it is damaged, or belongs to another data set.
         """
         if self.unique:
             return
-        if small:
-            length = 0 if self._seen is None else len(self._seen)
+        seen = np.frombuffer(self._seen or b"", np.uint8)
+        for compressed in small[:255]:
             try:
-                seen = zlib.decompressobj().decompress(small, length + 1)
+                bits = zlib.decompressobj().decompress(compressed, len(seen) // 8 + 2)
             except zlib.error as error:
                 raise ValueError("state: 'counts' is damaged") from error
-            if len(seen) != length:
-                raise ValueError(f"the state counts indices of a data set of another length than {length}")
-            self._seen = bytearray(seen)
+            if len(bits) != (len(seen) + 7) // 8:
+                raise ValueError(f"the state counts indices of a data set of another length than {len(seen)}")
+            seen += np.unpackbits(np.frombuffer(bits, np.uint8), count=len(seen))
         self._others.update(others)
 
     def _is_small(self, key: Key) -> bool:

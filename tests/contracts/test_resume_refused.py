@@ -84,7 +84,7 @@ def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> N
     """A sampler with a state: its epoch ends in an error, not never. So do two ranks' shares, and lists of batches."""
     if progress is not None:
         sampler: Any = {"batch_size": 4, "sampler": KeepsPlace()}
-        source = {"place": 0, "position": 0, "counts": "", "state": {"sampler": {"yielded": 4}, "iterator": None}}
+        source = {"place": 0, "position": 0, "counts": [], "state": {"sampler": {"yielded": 4}, "iterator": None}}
         source.update(witness=witness_of(list(KeepsPlace())[4:8]), drawn=[list(KeepsPlace())[:4]])
     else:
         sampler = {"batch_sampler": [[1, 2], [3, 4], [5]]}

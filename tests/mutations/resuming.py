@@ -22,7 +22,7 @@ FAULTS = (
     Fault(
         "keys that came before a save have not come",
         "sampling/occurrences.py",
-        "            self._seen = bytearray(seen)\n",
+        "            seen += np.unpackbits(np.frombuffer(bits, np.uint8), count=len(seen))\n",
         "",
         ("contracts/test_resume_samplers.py",),
     ),

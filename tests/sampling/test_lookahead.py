@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
-    SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
@@ -83,7 +82,6 @@ DRAWING: dict[str, Any] = {
     "fewer": lambda generator: RandomSampler(range(KEYS), num_samples=4, generator=generator),
     "more": lambda generator: RandomSampler(range(KEYS), num_samples=25, generator=generator),
     "replacement": lambda generator: RandomSampler(range(KEYS), True, 70, generator=generator),
-    "subset": lambda generator: SubsetRandomSampler([4, 7, 1, 4], generator=generator),
     "weighted": lambda generator: WeightedRandomSampler([0.1, 3.0, 1.0], 20, generator=generator),
     "weighted, once": lambda generator: WeightedRandomSampler([0.1, 3.0, 1.0, 0.4], 3, False, generator=generator),
 }
