@@ -6,7 +6,7 @@ socket to close, because PR_SET_PDEATHSIG follows the *thread* that forked, whic
 
 A replacement must not be forked from the parent, which runs threads by then. With fork it comes from a process that
 is there for this alone (spawner.py), forked at the start where workers are replaced at all. With another start method
-the context given starts it, in a thread: that takes as long as importing the program.
+the context given starts it.
 
 Rejected: to let those fork all workers. One fork after another costs an eighth of the time to the first batch.
 """
@@ -22,7 +22,6 @@ import signal
 import socket
 import threading
 import warnings
-from collections import deque
 from contextlib import closing
 from functools import partial
 from multiprocessing.context import ForkProcess, SpawnProcess
@@ -43,14 +42,10 @@ from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import KNOWN
 from minato_gpu.util import children
-from minato_gpu.util.threads import OwnThread
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LIBC = ctypes.CDLL(None)
-
-
-Process = BaseProcess | Adopted
 
 
 class WorkerDied(RuntimeError):
@@ -155,6 +150,36 @@ def _end_when_closed(fd: int) -> None:
     os._exit(1)
 
 
+class _Started:
+    """A worker that this process has started, as ``Adopted`` is one that the spawner has forked."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        self._process, self.pid, self.sentinel = process, process.pid, _end_of(process)
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code; None while it runs."""
+        return children.exit_code(self._process, self.sentinel)
+
+    def kill(self) -> None:
+        """Kills it."""
+        children.kill(self._process)
+
+    def join(self) -> None:
+        """Waits for its end."""
+        if self.sentinel == self._process.sentinel:  # a pipe, perhaps, which what the worker has started may keep open
+            self._process.join()
+        else:
+            readable(self.sentinel, None)
+
+    def close(self) -> None:
+        """Releases it, once it has ended."""
+        if self.sentinel != self._process.sentinel:
+            os.close(self.sentinel)
+        children.close(self._process)
+
+
 class Workers:
     """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
@@ -163,19 +188,18 @@ class Workers:
     ) -> None:
         self.pids: list[int] = []
         self._context, self._links, self._job, self._forks = context, links, job, forks
-        self._running: dict[int, Process] = {}  # processes by worker number
+        self._running: dict[int, _Started | Adopted] = {}  # by worker number
         self._watch = select.epoll()
-        self._watched: dict[int, int] = {}  # descriptor that becomes readable when the worker ends, by worker number
         self._hung: dict[int, str] = {}  # what a worker was at that is being killed, by worker number
         self._spawner: Spawner | None = None
-        self._starting: dict[int, threading.Thread] = {}
-        self._started: deque[tuple[int, Process | Exception]] = deque()  # appended to by threads
+        # replacements that ``news`` will tell of, by worker number
+        self._replaced: list[tuple[int, _Started | Adopted | Exception]] = []
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watch.register(self._bell, select.EPOLLIN)
         try:
             with closing(SharedPickle(job)) as pickled:
                 for number in range(count):
-                    self._adopt(number, self._start(number, pickled=pickled))
+                    self._adopt(number, _Started(self._start(number, pickled=pickled)))
             if replaceable and forks:
                 self._spawner = Spawner(context, links, self._start)
                 self._watch.register(self._spawner.fileno(), select.EPOLLIN)
@@ -194,29 +218,17 @@ class Workers:
         _start(process)
         return process
 
-    def _adopt(self, number: int, process: Process) -> None:
-        assert process.pid is not None
+    def _adopt(self, number: int, process: _Started | Adopted) -> None:
         self.pids[number : number + 1] = [process.pid]
-        self._watched[number] = end = _end_of(process)
         self._running[number] = process
-        self._watch.register(end, select.EPOLLIN)
+        self._watch.register(process.sentinel, select.EPOLLIN)
         self._links.board.words[self._links.board.row(number) + KNOWN] = process.pid
 
     def _let_go(self, number: int) -> None:
         """Releases a process that has ended."""
-        process, end = self._running.pop(number), self._watched.pop(number)
-        self._watch.unregister(end)
-        if end != process.sentinel:
-            os.close(end)
-        if isinstance(process, Adopted):
-            process.close()
-        else:
-            children.close(process)
-
-    def _code_of(self, number: int) -> int | None:
-        """Returns the exit code; None while it runs, and until a spawner has reported it."""
-        process = self._running[number]
-        return process.exitcode if isinstance(process, Adopted) else children.exit_code(process, self._watched[number])
+        process = self._running.pop(number)
+        self._watch.unregister(process.sentinel)
+        process.close()
 
     def fd(self) -> int:
         """Returns a descriptor that is readable when a worker has ended, or a replacement has started."""
@@ -227,81 +239,67 @@ class Workers:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         if self._spawner is not None:
-            self._started.extend(self._spawner.news())
+            self._replaced += self._spawner.news()
         found: list[Exit | Opened] = []
-        for number in list(self._running):
-            code = self._code_of(number)
+        for number, process in list(self._running.items()):
+            code = process.exitcode
             if code is not None:
-                error, raised = self._links.stacks.last_words(self.pids[number])
+                error, raised = self._links.stacks.last_words(process.pid)
                 hung = self._hung.pop(number, "")
-                found.append(Exit(number, self.pids[number], code, error=error, raised=raised, hung=hung))
+                found.append(Exit(number, process.pid, code, error=error, raised=raised, hung=hung))
                 self._let_go(number)
-        while self._started:
-            number, started = self._started.popleft()
-            if number in self._starting:
-                self._starting.pop(number).join()
+        for number, started in self._replaced:
             if isinstance(started, Exception):
                 found.append(Exit(number, -1, None, start_error=str(started)))
             else:
                 self._adopt(number, started)
                 found.append(Opened(1))
+        self._replaced = []
         return found
 
     def replace(self, number: int, blocks: Blocks) -> None:
         """Starts another worker in place of one that has ended; ``news`` tells when it has been."""
         if self._spawner is not None:
             self._spawner.request(number, blocks)
-            os.eventfd_write(self._bell, 1)  # nothing else would have it asked whether it is there to do so
-            return
-        thread = OwnThread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
-        self._starting[number] = thread
-        thread.start()
-
-    def _start_apart(self, number: int, blocks: Blocks) -> None:
-        try:
-            with closing(SharedPickle(self._job)) as pickled:
-                self._started.append((number, self._start(number, blocks, pickled=pickled)))
-        except Exception as error:
-            self._started.append((number, error))
-        os.eventfd_write(self._bell, 1)
+        else:
+            try:
+                with closing(SharedPickle(self._job)) as pickled:
+                    self._replaced.append((number, _Started(self._start(number, blocks, pickled=pickled))))
+            except Exception as error:
+                self._replaced.append((number, error))
+        os.eventfd_write(self._bell, 1)  # a spawner that is gone would have nobody ask for news
 
     def kill(self, number: int, hung: str) -> None:
         """Kills this worker at once."""
         if number in self._running:
             self._hung[number] = hung
-            if self._code_of(number) is None:  # its process id may be another's already
-                _kill(self._running[number])
+            if self._running[number].exitcode is None:  # its process id may be another's already
+                self._running[number].kill()
 
     def close(self, timeout: float) -> None:
         """Gives the workers ``timeout`` seconds to leave by themselves, then kills them.
 
         Their channel must be closed already.
         """
-        for thread in self._starting.values():
-            thread.join()
-        for number, started in self._started:
+        for number, started in self._replaced:
             if not isinstance(started, Exception):
                 self._adopt(number, started)
-        running = list(self._running.items())
         end = monotonic() + timeout
-        for number, process in running:
-            if self._code_of(number) is None and not readable(self._watched[number], max(0.0, end - monotonic())):
-                _kill(process)
-        for number, process in running:
-            if self._watched[number] != process.sentinel or isinstance(process, Adopted):
-                readable(self._watched[number], None)
-            else:  # a pipe, perhaps, which what the worker has started may keep open
-                process.join()
+        for process in self._running.values():
+            if process.exitcode is None and not readable(process.sentinel, max(0.0, end - monotonic())):
+                process.kill()
+        for process in self._running.values():
+            process.join()
         if self._spawner is not None:
-            for process in self._spawner.close():  # those that were on their way
-                process.close()
-        for number, _ in running:
+            for late in self._spawner.close():  # those that were on their way
+                late.close()
+        for number in list(self._running):
             self._let_go(number)
         self._watch.close()
         os.close(self._bell)
 
 
-def _end_of(process: Process) -> int:
+def _end_of(process: BaseProcess) -> int:
     """Returns a descriptor that is readable when the process ends.
 
     The sentinel of one forked or spawned here is a pipe, which whatever the process has forked itself keeps open: a
@@ -309,21 +307,13 @@ def _end_of(process: Process) -> int:
     a process takes another descriptor. Where the system has none, sentinels must do.
     """
     end: int | None = None
-    if isinstance(process, BaseProcess) and process.pid:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
-            end = children.descriptor(process.pid)
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
+        end = children.descriptor(process.pid or 0)
     if end is None or not isinstance(process, (ForkProcess, SpawnProcess)):
         return int(process.sentinel) if end is None else end
     os.dup2(end, process.sentinel, inheritable=False)
     os.close(end)
     return process.sentinel
-
-
-def _kill(process: Process) -> None:
-    if isinstance(process, Adopted):
-        process.kill()
-    else:
-        children.kill(process)
 
 
 def _start(process: BaseProcess) -> None:

@@ -61,9 +61,19 @@ class Adopted:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
+    def join(self) -> None:
+        """Waits for its end."""
+        readable(self.sentinel, None)
+
     def close(self) -> None:
-        """Closes the descriptor."""
-        _let_go(self.sentinel)
+        """Closes the descriptor, once it has ended.
+
+        What was forked by another that has been killed is a child of this process where that is the first of its
+        container.
+        """
+        with contextlib.suppress(OSError):  # mostly it is not
+            os.waitid(os.P_PIDFD, self.sentinel, os.WEXITED | os.WNOHANG)
+        os.close(self.sentinel)
 
 
 class Spawner:
@@ -160,16 +170,6 @@ def _ready(fds: Iterable[int], timeout: float | None = None) -> list[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return [fd for fd, _ in poll.poll(None if timeout is None else max(0.0, 1e3 * timeout))]
-
-
-def _let_go(process: int) -> None:
-    """Closes the descriptor of a process that has ended.
-
-    What was forked by another that has been killed is a child of this process where that is the first of its container.
-    """
-    with contextlib.suppress(OSError):  # mostly it is not
-        os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
-    os.close(process)
 
 
 def _tell(end: socket.socket, what: object, *fds: int) -> None:

@@ -140,7 +140,7 @@ class Sleeper:
         return key
 
 
-@pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
+@pytest.mark.parametrize("forks", [True, False], ids=["forked by the spawner", "started"])
 def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
     """However many are replaced."""
     me = psutil.Process()
@@ -148,8 +148,8 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
         what = job(lambda key: key, num_workers=2)
         workers = Workers(FORK, links, what, 2, forks=forks, replaceable=True)
 
-        def holds() -> tuple[int, int, int, int]:
-            return me.num_fds(), me.num_threads(), len(workers._started), len(workers._starting)
+        def holds() -> tuple[int, int]:
+            return me.num_fds(), me.num_threads()
 
         try:
             held = []
@@ -211,7 +211,7 @@ def test_a_worker_begins_once_its_parent_knows_of_it() -> None:
         worker.close()
 
 
-@pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
+@pytest.mark.parametrize("forks", [True, False], ids=["forked by the spawner", "started"])
 def test_a_replacement_is_told_its_own_blocks(forks: bool) -> None:
     """However many there are."""
     found = FORK.Value("q", 0, lock=False)  # a lock could be the killed one's for ever
