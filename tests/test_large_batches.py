@@ -6,9 +6,7 @@ On the fake device the same at a small size, where copies are as late as events 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.pipeline.pipeline import DaliFragment, Field
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
-from tests.support.numbers import COSTLY, PIPELINE, Plain
+from tests.support.numbers import COSTLY
 from tests.support.numbers import Numbers as Canaries
 
 BATCH, BATCHES = 4, 16
@@ -151,15 +149,6 @@ SHARES = [
 ]  # of the samples that the device lanes make at least
 
 
-@contextmanager
-def _stream(own: bool) -> Iterator[None]:
-    if not own:
-        yield
-        return
-    with torch.cuda.stream(torch.cuda.Stream(priority=-1)):
-        yield
-
-
 def _epochs(loader: Any, least: float) -> Iterator[None]:
     """Epochs until there have been a few, and the device lanes have made their share of the last one: a lane that opens
     late finds nothing to do at first."""
@@ -172,37 +161,6 @@ def _epochs(loader: Any, least: float) -> Iterator[None]:
         made = sum(lane["samples"] for name, lane in stats["lanes"].items() if name.startswith("device"))
         share = made / stats["samples_delivered"]
     assert share >= least
-
-
-def _wrong_rows(loader: Any, held: int) -> int:
-    """How many values differ from those of their row's label, with ``held`` batches kept back by the consumer."""
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    ahead: deque[Any] = deque()
-
-    def look(x: torch.Tensor, label: torch.Tensor) -> None:
-        torch.cuda._sleep(_SLOW)
-        wrong.add_((x != label[:, None, None]).sum())
-
-    for _ in range(EPOCHS):
-        for x, label in loader:
-            ahead.append((x, label))
-            if len(ahead) > held:
-                look(*ahead.popleft())
-    while ahead:
-        look(*ahead.popleft())
-    return int(wrong.item())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("held", [0, 3])
-@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
-@pytest.mark.parametrize("in_order", [True, False])
-def test_batches_are_whole_however_late_they_are_read(held: int, own: bool, in_order: bool) -> None:
-    loader = DataLoader(
-        Plain(), 8, shuffle=True, num_workers=2, device="cuda", persistent_workers=True, in_order=in_order
-    )
-    with _stream(own):
-        assert _wrong_rows(loader, held) == 0
 
 
 def _wrong(batch: Any) -> torch.Tensor:
@@ -232,28 +190,3 @@ def test_what_device_lanes_made_is_whole_too(lanes: list[str], least: float, dev
         assert sorted(torch.cat(labels).tolist()) == list(range(len(Canaries())))
     assert int(wrong.item()) == 0
     assert device == "cuda" or len(loader.stats()["device"]) == 2
-
-
-# without the marker: a machine with one GPU can prove everything else
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("in_order", [True, False])
-def test_two_devices(in_order: bool) -> None:
-    loader = DataLoader(
-        Canaries(),
-        8,
-        num_workers=2,
-        device=["cuda:0", "cuda:1"],
-        pipeline=PIPELINE,
-        lanes=["device"],
-        in_order=in_order,
-        persistent_workers=True,
-    )
-    wrong = [torch.zeros((), dtype=torch.int64, device=f"cuda:{number}") for number in range(2)]
-    for _ in range(EPOCHS):
-        for number, batch in enumerate(loader):
-            assert batch["x"].device.index == batch["label"].device.index == number % 2
-            with torch.cuda.device(number % 2):
-                torch.cuda._sleep(_SLOW)
-            wrong[number % 2].add_(_wrong(batch))
-            del batch
-    assert [int(each.item()) for each in wrong] == [0, 0]

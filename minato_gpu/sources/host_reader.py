@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.private_folder import PrivateFolder, is_ours
+from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.sources import peer_discovery
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.peers import PeerPool, PeerServer
@@ -155,7 +155,7 @@ class HostReader:
         return {"peers": self._peers.counts() | served}
 
     def _accept(self) -> None:
-        """Accepts a connection; closes that of another user's process."""
+        """Accepts a connection."""
         try:
             connection, _ = self._listening.accept()
         except BlockingIOError:
@@ -164,12 +164,9 @@ class HostReader:
             self._loop.remove_reader(self._listening.fileno())
             self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listening.fileno(), self._accept)
             return
-        if is_ours(connection):
-            connection.setblocking(False)
-            self._loop.add_reader(connection.fileno(), self._welcome, connection)
-            self._linger(_FIRST_MESSAGE_S)
-        else:
-            connection.close()
+        connection.setblocking(False)
+        self._loop.add_reader(connection.fileno(), self._welcome, connection)
+        self._linger(_FIRST_MESSAGE_S)
 
     def _welcome(self, connection: socket.socket) -> None:
         """Reads a connection's first message, answers it, and makes the loader's link.
