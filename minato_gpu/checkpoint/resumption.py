@@ -112,23 +112,16 @@ class Resumption:
 
     def _check_delivered(self, loader: Arguments) -> None:
         """Checks that batches and samples fit together, and that a loader can fill an order with gaps."""
-        delivered, source, sampling = self.delivered, self.state["source"], self._sampling
+        delivered, sampling = self.delivered, self._sampling
         if delivered.above and (loader.in_order or loader.max_lateness == 0 or loader.num_workers == 0):
             raise ValueError(
                 "the state was saved with batches delivered out of order, which a loader in strict order cannot go on "
                 "with; pass in_order=False and num_workers=1 or more"
             )
-        if sampling.size is None:
-            return
-        length = sampling.describe()["length"] if source["way"] == REPLAY else None
-        samples, batches, size = delivered.samples, delivered.batches, sampling.size
-        if length is not None and delivered.top > length:
-            raise ValueError(f"state: delivered up to position {delivered.top}, and the sampler ends at {length}")
-        length = None if source.get("rank") is not None else length  # one rank's share is not what the sampler tells
-        short = (batches - 1) * size < samples < batches * size and length in (None, samples)  # the epoch's last batch
-        short = short and not delivered.above  # all that came before it
-        if samples != batches * size and not short:
-            raise ValueError(f"state: {batches} batches of {size} cannot hold {samples} samples")
+        if delivered.above and sampling.size is not None and delivered.samples != delivered.batches * sampling.size:
+            raise ValueError(
+                f"state: {delivered.batches} batches of {sampling.size} cannot hold {delivered.samples} samples"
+            )
 
     def _agree(self, *names: str) -> None:
         source, mine = self.state["source"], self._sampling.describe()

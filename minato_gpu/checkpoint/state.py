@@ -163,10 +163,7 @@ def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
 
 def unpacked(data: Mapping[str, JSON], name: str) -> bytes:
     """Returns the bytes of a string. Raises ValueError."""
-    return _bytes_of(data.get(name), name)
-
-
-def _bytes_of(value: JSON, name: str) -> bytes:
+    value = data.get(name)
     try:
         if isinstance(value, str):
             return base64.b64decode(value, validate=True)
@@ -228,7 +225,7 @@ def key_of(plain: JSON, depth: int = 0) -> Key:
         if word == "none" and not parts:
             return NoSample()
         if word == "bytes" and len(parts) == 1:
-            return _bytes_of(parts[0], "key")
+            return unpacked({"key": parts[0]}, "key")
         if word == "tuple":
             return tuple(key_of(part, depth + 1) for part in parts)
         if word == "list":

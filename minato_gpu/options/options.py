@@ -329,19 +329,9 @@ def _devices(value: Value) -> tuple[torch.device, ...]:
     if len(devices) > 1 and any(device.type != "cuda" for device in devices):
         raise ValueError(f"device={value!r}: several devices must all be CUDA devices")
     if len(devices) > 1:  # "cuda" may be another name for one of the others
-        return tuple(torch.device("cuda", _current()) if str(each) == "cuda" else each for each in devices)
+        current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        return tuple(torch.device("cuda", current) if str(each) == "cuda" else each for each in devices)
     return devices
-
-
-def _current() -> int:
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
-def _why_cpu() -> tuple[str, int]:
-    """Returns why a pipeline with device stages runs on the CPU alone, and the level to log that at."""
-    if torch.cuda.is_available():
-        return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too", logging.WARNING
-    return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device", logging.INFO
 
 
 def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
@@ -349,7 +339,9 @@ def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
     offers = pipeline is not None and pipeline.host_prefix < len(pipeline.stages)
     if loader.lanes is None:
         if offers and loader.device is None and loader.num_workers > 0:
-            say_once(*_why_cpu())
+            found = torch.cuda.is_available()
+            why = "pass device='cuda' to use the GPU too" if found else "this PyTorch finds no CUDA device"
+            say_once(f"the pipeline runs on the CPU alone: {why}", logging.WARNING if found else logging.INFO)
         return LANES if offers and device.type == "cuda" and loader.num_workers > 0 else LANES[:1]
     if isinstance(loader.lanes, str) or not isinstance(loader.lanes, Sequence):
         raise TypeError(f"lanes must be a sequence of {LANES}, got {loader.lanes!r}")

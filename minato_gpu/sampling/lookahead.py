@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.caching.future import Integers, Orders, share
+from minato_gpu.caching.future import Integers, share
 from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.packing import unpacked_state
@@ -79,15 +79,11 @@ class LookAhead:
         if _is_distributed(sampler):
             return begun._replace(orders=_distributed(sampler, count), shards=sampler.num_replicas)
         if type(sampler) in _DRAWN and self._is_useful(sampler) and (self._uses_repeats or self._unique_keys(sampler)):
-            return self._with_orders(
-                begun, self._from_generator(sampler, epoch, early), once=self._unique_keys(sampler)
-            )
+            reads = max(len(sampler), 1)
+            if reads <= _MOST:
+                orders, once = self._from_generator(sampler, epoch, early), self._unique_keys(sampler)
+                return begun._replace(orders=orders, shards=max(self._keys, 1) / reads, once=once)
         return begun
-
-    def _with_orders(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
-        reads = length_of(self._sampling.inner) or self._keys
-        shards = max(self._keys, 1) / max(reads, 1)
-        return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
     def _is_useful(self, sampler: Value) -> bool:
         """Returns whether knowing orders helps: an epoch leaves keys out, or has some more often than others."""

@@ -107,11 +107,6 @@ class Sampling:
         return [each for each in (self.inner, shared, *inside) if each is not None]
 
     @property
-    def _shares(self) -> bool:
-        """True if the sampler's length is one rank's share, which another number of ranks changes."""
-        return type(self.inner) is DistributedSampler
-
-    @property
     def generator(self) -> torch.Generator | None:
         """The generator that the order is drawn from, as far as is known: a batch sampler's may be its sampler's."""
         for sampler in self.parts:
@@ -156,10 +151,14 @@ class Sampling:
         return iter(keys) if self.size is None else _cut(iter(keys), self.size, self.drop_last)
 
     def describe(self) -> dict[str, JSON]:
-        """Returns what a saved state and the loader that loads it must agree on."""
+        """Returns what a saved state and the loader that loads it must agree on.
+
+        A DistributedSampler's length is one rank's share, which another number of ranks changes.
+        """
+        sized = self.inner.dataset if type(self.inner) is DistributedSampler else self.inner
         return {
             "sampler": type(self.inner).__name__,
-            "length": length_of(getattr(self.inner, "dataset", self.inner) if self._shares else self.inner),
+            "length": length_of(sized),
             **self.cutting,
         }
 

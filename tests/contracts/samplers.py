@@ -63,14 +63,6 @@ class Restarting(Counting):
         return order[self.at - 1]
 
 
-class RestartingBatches(Restarting):
-    """The same of batches."""
-
-    def order(self) -> list[Any]:
-        keys = super().order()
-        return [keys[k : k + 4] for k in range(0, len(keys), 4)]
-
-
 class Refilling(Counting):
     """Empties a queue that it fills as it begins: its state after an epoch's last key is that before the next one."""
 

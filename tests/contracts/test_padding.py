@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -14,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, DistributedSampler, get_worker_info
+from torch.utils.data import DistributedSampler
 
 import minato_gpu.epoch.delivery
-from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
 
@@ -41,28 +39,6 @@ def _loader(
     arguments: dict[str, Any] = {"num_workers": workers, "sampler": sampler, "on_error": "skip", **more}
     arguments.setdefault("batch_size", _BATCH)
     return mode.loader(data, generator=torch.Generator().manual_seed(3), **arguments)
-
-
-class Opened(Dataset[Any]):
-    """Works where ``worker_init_fn`` has opened it; its first samples are broken."""
-
-    offset: int | None = None
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        if index < 10:
-            raise ValueError(f"sample {index} is broken")
-        assert self.offset is not None
-        return index + self.offset
-
-
-def _open(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    assert isinstance(info.dataset, Opened)
-    info.dataset.offset = 0
 
 
 def _stored(state: Any) -> Any:
@@ -109,26 +85,6 @@ def test_in_order_the_last_sample_before_is_repeated(workers: int) -> None:
     for at, of in {0: 1, 4: 3, 5: 3, 14: 13}.items():
         assert batches[at][0][0] == batches[of][3][0]
         assert batches[at][0] == batches[of][3] or not workers
-
-
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.on_request)])
-def test_prepared_as_in_any_worker(start: str) -> None:
-    """By a worker that ``worker_init_fn`` has prepared; nothing is left in the data set of the training process."""
-    data = Opened()
-    loader = DataLoader(
-        data,
-        1,
-        sampler=DistributedSampler(data, _RANKS, 0, shuffle=False),
-        num_workers=1,
-        worker_init_fn=_open,
-        multiprocessing_context=start,
-        on_error="skip",
-    )
-    before = torch.get_rng_state(), random.getstate()
-    iterator = iter(loader)
-    assert [int(batch) for batch in (next(iterator), next(iterator))] == [10, 10]
-    assert data.offset is None
-    assert random.getstate() == before[1]
 
 
 def test_a_process_group_makes_a_job_distributed(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import functools
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
@@ -218,14 +217,11 @@ def _between(own: list[Any]) -> list[Any]:
     "own",
     [
         [3, 4],
-        [torch.arange(3), torch.arange(4)],
         [torch.arange(3), torch.tensor([0, 1, 3])],
         [torch.arange(3), torch.arange(3.0)],
-        [np.arange(3), np.array([0, 1, 3])],
         [[{"a": torch.ones(2)}], [{"a": torch.zeros(2)}]],
-        [torch.arange(3), 3],
     ],
-    ids=["number", "longer", "tensor", "dtype", "array", "nested", "kind"],
+    ids=["number", "tensor", "dtype", "nested"],
 )
 def test_states_of_samplers_that_differ_between_epochs(own: list[Any]) -> None:
     """One rank's is not given to another."""

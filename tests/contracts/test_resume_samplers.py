@@ -7,27 +7,22 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
-from tests.contracts.resuming import DATA, after, generator
+from tests.contracts.resuming import DATA, generator
 from tests.contracts.run import stored
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
-    KeepsPlace,
     KeepsPlaceInIterator,
     KeyByKey,
     Late,
     Refilling,
     Restarting,
-    RestartingBatches,
-    Unknown,
     Unstated,
     Varying,
 )
@@ -73,14 +68,6 @@ class OwnBatches(BatchSampler):
     """A batch sampler of which nothing is known, over a sampler that has a state."""
 
 
-class AtOnce(BatchSampler):
-    """The same, that draws all before its first batch."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        keys = list(self.sampler)
-        return iter([keys[k : k + self.batch_size] for k in range(0, len(keys), self.batch_size)])
-
-
 _TORCHDATA: dict[str, Callable[[], dict[str, Any]]] = {}
 with suppress(ImportError):
     from torchdata.stateful_dataloader import sampler as torchdata
@@ -100,10 +87,8 @@ with suppress(ImportError):
         },
         "torchdata's distributed, single": lambda: {"batch_size": None, "sampler": _distributed(True)},
         "torchdata's random": lambda: {"batch_size": 4, "sampler": _random()},
-        "torchdata's random, longer": lambda: {"batch_size": 4, "sampler": _random(num_samples=21)},
         "torchdata's random, replacement": lambda: {"batch_size": 4, "sampler": _random(replacement=True)},
         "torchdata's batches": lambda: {"batch_sampler": torchdata.BatchSampler(_distributed(True), 4, False)},
-        "torchdata's batches, short": lambda: {"batch_sampler": torchdata.BatchSampler(Counting(18), 4, False)},
     }
 
 _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -113,27 +98,19 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_size": 4,
         "sampler": WeightedRandomSampler([1.0, 2.0, 5.0] * 6, 22, generator=generator(4)),
     },
-    "torch's batches": lambda: {
-        "batch_sampler": BatchSampler(RandomSampler(range(14), generator=generator()), 4, False)
-    },
     "state of the iterator": lambda: {"batch_size": 4, "sampler": KeepsPlaceInIterator()},
     "drawn": lambda: {"batch_size": 4, "sampler": Drawn(lazily=False)},
     "drawn, lazily": lambda: {"batch_size": 4, "sampler": Drawn(lazily=True)},
     "counting": lambda: {"batch_size": 4, "sampler": Counting()},
     "yields fewer than it says": lambda: {"batch_size": 4, "sampler": Counting(7, told=10)},
-    "yields more than it says": lambda: {"batch_size": 4, "sampler": Counting(11, told=5)},
     "varying": lambda: {"batch_sampler": Varying()},
     "restarting": lambda: {"batch_size": 4, "sampler": Restarting()},
     "restarting, short": lambda: {"batch_size": 4, "sampler": Restarting(18)},
     "restarting, drop_last": lambda: {"batch_size": 4, "sampler": Restarting(18), "drop_last": True},
-    "restarting, batches": lambda: {"batch_sampler": RestartingBatches()},
     "late": lambda: {"batch_size": 4, "sampler": Late()},
-    "late, in batches that are drawn at once": lambda: {"batch_sampler": AtOnce(Late(), 4, False)},
     "refilling": lambda: {"batch_size": 4, "sampler": Refilling()},
-    "refilling, short": lambda: {"batch_size": 4, "sampler": Refilling(18)},
     "refilling, single": lambda: {"batch_size": None, "sampler": Refilling()},
     "key by key": lambda: {"batch_size": 4, "sampler": KeyByKey()},
-    "key by key, short": lambda: {"batch_size": 4, "sampler": KeyByKey(18)},
     "key by key, large": lambda: {"batch_size": 18, "sampler": KeyByKey(24)},
     "key by key, single": lambda: {"batch_size": None, "sampler": KeyByKey()},
     "chunk by chunk": lambda: {"batch_size": 4, "sampler": ChunkByChunk()},
@@ -218,76 +195,3 @@ def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:
         resumed = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(lazily=True), num_workers=workers)
         resumed.load_state_dict(state)
         assert _keys(resumed) == _keys(iterator) != []
-
-
-class _Keys:
-    """Makes keys of any kind of a sampler's numbers."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        super().__init__()
-        self.make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.make, super().__iter__())  # type: ignore[misc]
-
-
-class OwnKeys(_Keys, KeepsPlace):
-    """Keys of any kind, and a state."""
-
-
-class OwnKeysWithoutState(_Keys, Unknown):
-    """Keys of any kind, which are stored."""
-
-
-_OWN_KEYS: dict[str, Callable[[int], Any]] = {
-    "int32": np.int32,
-    "int64": np.int64,
-    "float32": np.float32,
-    "of two kinds": lambda index: np.int16(index) if index % 2 else index,
-    "pairs": lambda index: (np.int32(index), np.float32(0.5)),
-}
-
-
-@pytest.mark.parametrize("sampler", [OwnKeys, OwnKeysWithoutState])
-@pytest.mark.parametrize("kind", _OWN_KEYS)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_data_set_is_given_numpys_numbers_as_such_after_a_resume(sampler: Any, kind: str, workers: int) -> None:
-    """A loader that returns them has batches of the same dtype. They are stored again and again."""
-
-    def make() -> Any:
-        data = Made(23, lambda key: (repr(key), key))
-        return DataLoader(data, 4, sampler=sampler(_OWN_KEYS[kind]), num_workers=workers, collate_fn=list)
-
-    reference = list(make())
-    state = after(make(), 1)
-    for batches in (1, 1, 2):
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert list(resumed) == reference[state["progress"]["batches"] :]
-        resumed = make()
-        resumed.load_state_dict(state)
-        state = after(resumed, batches)
-
-
-class _Asked(Counting):
-    """Counts how often its state is asked for."""
-
-    asked = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        self.asked += 1
-        return super().state_dict()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_how_often_a_sampler_is_asked(workers: int) -> None:
-    """Only by who saves: not at all where nothing was drawn since the last save, twice where the save finds the end."""
-    sampler = _Asked(samples=160)
-    loader = DataLoader(Made(sampler.samples, torch.tensor), 4, sampler=sampler, num_workers=workers)
-    asked: list[int] = []
-    for batch, _ in enumerate(loader):
-        assert sampler.asked == sum(asked)
-        if batch % 3 == 1:
-            loader.state_dict()
-            asked.append(sampler.asked - sum(asked))
-    assert asked[0] == 1 and set(asked) <= {0, 1, 2} and asked.count(2) <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,25 +30,6 @@ class CountsAtIter(Counts):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.begin_at = self.at = state["at"]
-
-
-class CountsLate(Counts):
-    """Counts as an epoch begins, and takes up a state only then: it tells an old one until its first sample."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes)
-        self.epoch = -1
-        self.loaded: dict[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        loaded, self.loaded = self.loaded, None
-        self.epoch, self.at = (self.epoch + 1, 0) if loaded is None else (loaded["epoch"], loaded["at"])
-        while self.at < self.sizes[self.worker]:
-            self.at += 1
-            yield torch.tensor([self.worker, self.epoch, self.at - 1])
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = state if state["epoch"] >= 0 else None
 
 
 class Both(Counts):
@@ -109,48 +89,9 @@ class Own(IterableDataset[Any]):
         self.epoch, self.at = state["epoch"], state["at"]
 
 
-class OwnLate(Own):
-    """What its state goes into is made by ``iter()``."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-        self.begun = -1
-
-    def __iter__(self) -> Any:
-        self.begun += 1
-        self.place = _Place(self.begun)
-        return self
-
-    def __next__(self) -> Any:
-        if self.place.at == self.sizes[self.worker]:
-            raise StopIteration
-        self.place.at += 1
-        return torch.tensor([self.worker, self.place.epoch, self.place.at - 1])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"begun": self.begun, **self.place.__dict__}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.begun = state["begun"]
-        self.place.epoch, self.place.at = state["epoch"], state["at"]
-
-
 class _Place:
     def __init__(self, epoch: int, at: int = 0) -> None:
         self.epoch, self.at = epoch, at
-
-
-class Copies(Own):
-    """Its iterator is a copy of it, so both have states."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes)
-        self.epoch = 0
-
-    def __iter__(self) -> Any:
-        found = copy.copy(self)
-        found.at = 0
-        return found
 
 
 class Late(Counts):
@@ -178,22 +119,10 @@ class Late(Counts):
         self.loaded = state["epoch"], state["at"]
 
 
-class OfIterator(IterableDataset[Any]):
-    """Only the iterator has a state."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def __iter__(self) -> Any:
-        return iter(Own(self.sizes))
-
-
 WAYS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "inline": ({}, [5]),
-    "inline whole": ({}, [6]),
     "inline drop": ({"drop_last": True}, [5]),
     "thread": ({"num_workers": 1, "persistent_workers": True, "worker_kind": "thread"}, [5]),
-    "short-lived thread": ({"num_workers": 1, "worker_kind": "thread"}, [5]),
     "three processes": ({"num_workers": 3, "persistent_workers": True}, [6, 0, 3]),
     "processes that stay": ({"num_workers": 2, "epochs": _EPOCHS}, [2, 5]),
     "processes": ({"num_workers": 2, "persistent_workers": True}, [1, 6]),
@@ -210,7 +139,7 @@ def _saved(loader: Any, ahead: int = 0) -> Any:
     return through_json(loader.state_dict(ahead=ahead))
 
 
-_FEW = ("inline", "short-lived thread", "processes", "short-lived")
+_FEW = ("inline", "processes", "short-lived")
 
 
 @pytest.mark.each_value
@@ -218,11 +147,7 @@ _FEW = ("inline", "short-lived thread", "processes", "short-lived")
     ("kind", "way"),
     [
         *((kind, way) for kind in (Both, Own) for way in WAYS),
-        *(
-            (kind, way)
-            for kind in (Counts, CountsAtIter, CountsLate, OwnLate, Copies, Late, OfIterator)
-            for way in _FEW
-        ),
+        *((kind, way) for kind in (Counts, CountsAtIter, Late) for way in _FEW),
     ],
 )
 def test_the_epochs_go_on(kind: Any, way: str) -> None:

@@ -4,14 +4,13 @@ of a sampler with a state."""
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
@@ -23,6 +22,7 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.speculation import Speculation
+from tests.contracts.samplers import Counting
 from tests.support.calls import operations_of
 
 
@@ -34,20 +34,6 @@ def test_batches_with_positions_and_occurrences() -> None:
     assert [list(each.positions) for each in drawn] == [[0, 1], [2, 3], [4], [5, 6, 7]]
     assert [each.occurrences for each in drawn] == [None, [1, 0], None, [2, 1, 1]]
     assert drawn[1].keys == [5, "a"] and isinstance(drawn[2].keys[0], NoSample)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(-2, 6) | st.text("ab", max_size=1) | st.tuples(st.integers(0, 1)), max_size=60),
-    st.sampled_from([None, 0, 4]),
-)
-def test_occurrences_count_like_a_counter(keys: list[Any], length: int | None) -> None:
-    counted = Occurrences(length, unique=False)
-    seen: Counter[Any] = Counter()
-    for key in keys:
-        expected = seen[key]
-        seen[key] += 1
-        assert (counted.count([key]) or [0]) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -182,15 +168,6 @@ def test_any_order_of_delivery(case: tuple[list[int], int]) -> None:
     assert (record.low, record.above, record.bits()) == (40, [], b"")
 
 
-@given(st.binary(max_size=40), st.integers(0, 1000))
-def test_any_bits_are_a_record(bits: bytes, low: int) -> None:
-    """Whatever a file says, the record it makes keeps its own rules."""
-    record = DeliveredPositions.of_bits(3, low, bits)
-    assert record.samples == low + sum(byte.bit_count() for byte in bits)
-    edges = [edge for span in record.above for edge in span]
-    assert edges == sorted(set(edges)) and (not edges or edges[0] > record.low)
-
-
 def test_going_back_counts_what_the_consumer_got() -> None:
     """A batch that was left out, or raised, goes with the one before it."""
     record = DeliveredPositions()
@@ -214,50 +191,13 @@ def test_generators_are_kept_as_they_were_when_the_order_began() -> None:
     assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
 
 
-class Listed:
-    """A sampler over a list, with a state."""
-
-    def __init__(self, keys: Any) -> None:
-        self.keys = keys
-        self.at = 0
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.at < len(self.keys):
-            self.at += 1
-            yield self.keys[self.at - 1]
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sampler_with_a_state_goes_on_after_any_batch(workers: int) -> None:
-    keys: Any = [0, 5, 5, 1, 2, 5, 3, 1, 9, 5]
-    data: Any = range(10)
-    more: dict[str, Any] = {"num_workers": workers, **({"prefetch_factor": 4} if workers else {})}
-    for taken in range(5):
-        loader, again = (DataLoader(data, 2, sampler=Listed(keys), **more) for _ in range(2))
-        iterator = iter(loader)
-        for _ in range(taken):
-            next(iterator)
-        again.load_state_dict(loader.state_dict())
-        assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
-
-
 def test_what_a_save_costs() -> None:
     """Of sixteen times as many samples, with sixteen times as many in flight, about the same: nothing looks at each of
     them, but once. (benchmarks.saves says how long it takes.)"""
     costs = []
     for length, factor in ((1_600, 2), (25_600, 32)):
         data: Any = range(length)
-        loader = DataLoader(data, 64, sampler=Listed(list(data)), num_workers=2, prefetch_factor=factor)
+        loader = DataLoader(data, 64, sampler=Counting(length), num_workers=2, prefetch_factor=factor)
         drawn = 2 * factor + 5
         costs.append([operations_of(loader.state_dict) for _ in zip(range(drawn + 15), loader, strict=False)][drawn:])
     small, large = map(max, costs)
