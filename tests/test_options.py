@@ -73,6 +73,11 @@ def test_seconds_may_be_any_number(limit: Any) -> None:
 
 
 _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"on_error": "ignore"}, ValueError, "on_error must be 'raise', 'skip', 'retry' or a function"),
+    ({"max_failures": 3}, ValueError, "leaves nothing out"),
+    ({"on_error": "skip", "max_failures": -1}, ValueError, "must be a count"),
+    ({"on_error": "skip", "max_failures": 1.5}, ValueError, "or a share from"),
+    ({"on_error": "skip", "max_failures": "3"}, TypeError, "max_failures must be"),
     ({"pipeline": print}, TypeError, "pipeline must be a minato_gpu.Pipeline"),
     ({"host_memory_budget": 0}, ValueError, "host_memory_budget must be at least 1, got 0"),
     ({"host_memory_budget": 1e9}, TypeError, "host_memory_budget must be a whole number"),

@@ -23,7 +23,7 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import state as s
 from minato_gpu.samples import key_digest
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
-from tests.contracts.samplers import KeepsPlace, Unknown
+from tests.contracts.samplers import Counting, Unstated
 from tests.support.calls import operations_of
 from tests.support.concurrency import alone
 from tests.support.numbers import LENGTH, Plain
@@ -36,8 +36,8 @@ def _loader(kind: str) -> Any:
     ways: dict[str, dict[str, Any]] = {
         "replay": {"sampler": RandomSampler(_DATA, generator=generator)},
         "global": {"shuffle": True},
-        "state": {"sampler": KeepsPlace()},
-        "keys": {"sampler": Unknown()},
+        "state": {"sampler": Counting(24)},
+        "keys": {"sampler": Unstated(24)},
         "ranks": {"sampler": DistributedSampler(_DATA, 2, 1)},
     }
     return DataLoader(_DATA, 4, **ways[kind])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -53,41 +52,29 @@ def after(loader: Any, batches: int) -> Any:
     return through_json(loader.state_dict())
 
 
-def going_on(iterator: Iterator[Any], times: int, error: type[Exception]) -> int:
-    """Ask so many times; returns how often it raised."""
-    raised = 0
-    for _ in range(times):
-        try:
-            next(iterator)
-        except error:
-            raised += 1
-    return raised
-
-
 class RaisesOnce:
-    """A sampler whose iterator raises when it comes to ``at``, and goes on after that, or after so many times."""
+    """A sampler whose iterator raises when it comes to ``at``, and goes on after that."""
 
-    def __init__(self, at: int, times: int = 1) -> None:
+    def __init__(self, at: int) -> None:
         self.at = at
-        self.times = times
 
     def __len__(self) -> int:
         return 40
 
     def __iter__(self) -> Any:
-        return _RaisesOnce(self.at, self.times)
+        return _RaisesOnce(self.at)
 
 
 class _RaisesOnce:
-    def __init__(self, bad: int, times: int) -> None:
-        self.next, self.bad, self.times = 0, bad, times
+    def __init__(self, bad: int) -> None:
+        self.next, self.bad = 0, bad
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> int:
-        if self.next == self.bad and self.times:
-            self.times -= 1
+        if self.next == self.bad:
+            self.bad = -1
             raise OSError("the index server is away")
         if self.next == 40:
             raise StopIteration

@@ -144,17 +144,6 @@ class ChunkByChunk(KeyByKey):
         self.left = list(state["left"])
 
 
-class Redraws(KeyByKey):
-    """Draws an epoch's order at once, from a public generator that is no part of its state."""
-
-    def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(self.samples, generator=self.generator).tolist()
-        while self.at < self.samples:
-            self.at += 1
-            yield order[self.at - 1]
-        self.at = 0
-
-
 class Forgetful(KeyByKey):
     """Its state tells too little: it goes on from a generator that nobody knows."""
 
@@ -165,73 +154,3 @@ class Forgetful(KeyByKey):
             self.at += 1
             yield int(torch.randint(self.samples, (), generator=hidden if self.at % 2 else self.generator))
         self.at = 0
-
-
-class Unknown:
-    """A sampler of the user's own, without a state; every epoch has another order. Repeats one index."""
-
-    def __init__(self) -> None:
-        self.epochs = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.epochs += 1
-        order = [*torch.randperm(20, generator=torch.Generator().manual_seed(self.epochs)).tolist(), 3, 7, 3]
-        return iter(order)
-
-    def __len__(self) -> int:
-        return 23
-
-
-class KeepsPlace:
-    """A sampler with a state: how much it has yielded of the epoch."""
-
-    def __init__(self) -> None:
-        self.yielded = 0
-        self.loaded: list[int] = []
-
-    def __iter__(self) -> Iterator[int]:
-        order = [*torch.randperm(20, generator=torch.Generator().manual_seed(5)).tolist(), 3, 7, 3]
-        while self.yielded < len(order):
-            self.yielded += 1
-            yield order[self.yielded - 1]
-        self.yielded = 0
-
-    def __len__(self) -> int:
-        return 23
-
-    def state_dict(self) -> dict[str, int]:
-        return {"yielded": self.yielded}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.yielded = state["yielded"]
-        self.loaded.append(self.yielded)
-
-
-class KeepsPlaceInIterator:
-    """A sampler whose iterator has the state, as torchdata's do."""
-
-    def __len__(self) -> int:
-        return 23
-
-    def __iter__(self) -> Any:
-        return _Place()
-
-
-class _Place:
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> int:
-        if self.at == 23:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1 if self.at <= 20 else (3, 7, 3)[self.at - 21]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]

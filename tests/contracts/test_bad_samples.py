@@ -156,19 +156,3 @@ def test_a_second_try_sees_what_the_first_one_saw(lanes: Any, kind: Any) -> None
     )
     found = [row[0] for batch in loader for row in batch["row"].tolist()]
     assert found == [index + 100.0 for index in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise', 'skip', 'retry' or a function"),
-        ({"max_failures": 3}, ValueError, "leaves nothing out"),
-        ({"on_error": "skip", "max_failures": -1}, ValueError, "a count"),
-        ({"on_error": "skip", "max_failures": 1.5}, ValueError, "a share"),
-        ({"on_error": "skip", "max_failures": "3"}, TypeError, "max_failures must be"),
-        ({"on_error": "skip", "max_failures": np.float32(1.5)}, ValueError, "a share"),
-    ],
-)
-def test_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        DataLoader(Made(4, broken), **arguments)

@@ -13,14 +13,12 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader, ShardedDataset, merge_state_dicts
-from tests.contracts.cases import ELASTIC, SHARDS, Case
+from tests.contracts.cases import SHARDS
 from tests.contracts.datasets import Counts
-from tests.contracts.material import data_of
-from tests.contracts.orders import keys_of_part
-from tests.contracts.resuming import after, loader_of, saves_along, through_json
+from tests.contracts.resuming import after, loader_of, through_json
 from tests.contracts.test_resume_streams import Own
 
-_KEYS = [key for part in range(len(SHARDS)) for key in keys_of_part(part)]
+_KEYS = [1_000 * part + number for part, size in enumerate(SHARDS) for number in range(size)]
 
 
 class Numbers:
@@ -47,31 +45,6 @@ def _loader(workers: int = 0, data: Any = None, rank: int = 0, ranks: int = 1, *
 
 def _keys(batches: Any) -> list[int]:
     return [int(key) for batch in batches for key in (batch[:, 0] if batch.ndim > 1 else batch)]
-
-
-@pytest.mark.parametrize("before", [0, 1, 2, 3])
-@pytest.mark.parametrize("data", ELASTIC)
-def test_any_number_of_workers(data: str, before: int, tmp_path: Any) -> None:
-    """Saved before the first batch, and from where each has delivered one to the end; then once more, with as many as
-    at first; and the epoch after that is whole."""
-
-    def make(workers: int) -> Any:
-        return DataLoader(data_of(Case(data=data, sampler="none"), tmp_path), 3, num_workers=workers)
-
-    saves = saves_along(make(before))
-    some = [saves[0], *saves[max(1, before) :: 4], saves[-1]]
-    for now, (at, (first, state)) in itertools.product([0, 1, 2, 3], enumerate(some)):
-        if (now + at) % 2:
-            continue  # half of the numbers at each of them, which takes half as long
-        resumed = make(now)
-        resumed.load_state_dict(state)
-        iterator = iter(resumed)
-        got = [*first, *itertools.islice(iterator, max(1, now))]
-        last = make(before)
-        last.load_state_dict(state := through_json(resumed.state_dict()))
-        del iterator
-        assert sorted(_keys([*got, *(last if state["begun"] else ())])) == _KEYS
-        assert sorted(_keys(last)) == _KEYS
 
 
 @pytest.mark.parametrize(("before", "now"), [*itertools.product([(1, 2), (2, 1), (2, 2), (3, 0)], repeat=2)])

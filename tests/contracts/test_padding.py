@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -111,32 +108,6 @@ def _gone_below(number: int) -> Callable[[int], Any]:
 def test_nothing_left_to_repeat(mode: Mode, workers: int) -> None:
     with pytest.raises(RuntimeError, match=r"no good one to put in its place.*resume from an earlier state"):
         list(_loader(mode, workers, make=_gone_below(40), length=40))
-
-
-def test_a_sample_that_kills_when_it_pads_a_batch() -> None:
-    """That batch cannot be made; the others can."""
-    seen = multiprocessing.get_context("fork").Value("i", 0, lock=False)
-
-    def make(index: int) -> Any:
-        if index == 6:
-            seen.value += 1
-            if seen.value > 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-        if 8 <= index < 16:
-            raise ValueError("broken")
-        return draw(index)
-
-    loader = _loader(IN_ORDER, 2, make=make, length=40, on_worker_death="replace")
-    iterator, found = iter(loader), list[Any]()
-    while True:
-        try:
-            found += _indices([next(iterator)])
-        except StopIteration:
-            break
-        except RuntimeError as error:
-            found.append(type(error).__name__)
-    assert found == [[0, 2, 4, 6], "RuntimeError", [16, 18, 20, 22], [24, 26, 28, 30], [32, 34, 36, 38]]
-    assert loader.stats()["workers"]["died"] == 0
 
 
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)

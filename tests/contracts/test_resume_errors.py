@@ -19,7 +19,6 @@ from tests.contracts.modes import IN_ORDER
 from tests.contracts.resuming import (
     DATA,
     RaisesOnce,
-    going_on,
     loader_of,
     through_json,
 )
@@ -98,31 +97,6 @@ def test_an_interrupt_while_it_draws_comes_at_once() -> None:
     error_of(KeyboardInterrupt, got.extend, iterator)
     assert got == list(range(len(got))) and len(got) < 8
     assert loader.state_dict()["progress"]["below"] == len(got)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("goes_on", [False, True], ids=["left out", "raised"])
-def test_batches_that_never_came_are_not_counted_as_read_ahead(workers: int, goes_on: bool) -> None:
-    """``ahead`` batches are those that the consumer has had: one of bad samples alone was never handed over."""
-
-    def make() -> Any:
-        data = Made(40, lambda n: 1 // 0 if 8 <= n < 12 else torch.tensor(n))
-        return DataLoader(data, 4, num_workers=workers, on_error="raise" if goes_on else "skip")
-
-    loader = make()
-    iterator, got = iter(loader), list[Any]()
-    while len(got) < 4:
-        try:
-            got.append(next(iterator).tolist())
-        except ZeroDivisionError:
-            continue
-    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [12, 13, 14, 15], [16, 17, 18, 19]]
-    for ahead, used in ((1, 3), (2, 2), (3, 1), (4, 0)):
-        resumed = make()
-        resumed.load_state_dict(through_json(loader.state_dict(ahead=ahead)))
-        assert next(iter(resumed)).tolist() == got[used]
-    with pytest.raises(ValueError, match="the last 4 can be taken back"):
-        loader.state_dict(ahead=5)
 
 
 class Dies(Counting):
@@ -208,11 +182,3 @@ def test_a_stream_that_raised_and_went_on(workers: int) -> None:
             loader.state_dict()
     list(iterator)
     assert loader.state_dict()["begun"] is False
-
-
-def test_a_sampler_that_raises_longer_than_batches_are_at_hand() -> None:
-    """It is asked again each time: nobody waits for a batch that has not been drawn."""
-    loader: Any = DataLoader(DATA, None, sampler=RaisesOnce(8, times=12), num_workers=1, timeout=10)
-    iterator = iter(loader)
-    assert going_on(iterator, 30, OSError) == 12
-    assert loader.state_dict()["progress"] == {"batches": 18, "below": 18, "above": ""}

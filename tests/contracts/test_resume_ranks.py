@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.faults.failures import TooManyFailures
@@ -227,23 +227,3 @@ def test_states_of_samplers_that_differ_between_epochs(own: list[Any]) -> None:
     """One rank's is not given to another."""
     with pytest.raises(ValueError, match="samplers have other states; every rank resumes from its own"):
         merge_state_dicts(_between(own))
-
-
-@pytest.mark.parametrize("drawn", ["sampler", "loader"])
-def test_generators_of_ranks_that_do_not_tell_their_share(drawn: str) -> None:
-    """Between two epochs, too, no rank is given another's; one that is alike on all is everyone's."""
-
-    def merged(seeds: tuple[int, int]) -> Any:
-        states = []
-        for seed in seeds:
-            generator = torch.Generator().manual_seed(seed)
-            data: Any = range(20)
-            sampler = RandomSampler(data, generator=generator if drawn == "sampler" else None)
-            own = generator if drawn == "loader" else None
-            states.append(DataLoader(data, 4, sampler=sampler, generator=own).state_dict())
-        return merge_state_dicts(states), states
-
-    state, states = merged((3, 3))
-    assert state == {**states[0], "global": state["global"]}
-    with pytest.raises(ValueError, match="have other seeds or generators"):
-        merged((3, 4))

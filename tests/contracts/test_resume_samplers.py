@@ -18,7 +18,6 @@ from tests.contracts.run import stored
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
-    KeepsPlaceInIterator,
     KeyByKey,
     Late,
     Refilling,
@@ -98,7 +97,6 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_size": 4,
         "sampler": WeightedRandomSampler([1.0, 2.0, 5.0] * 6, 22, generator=generator(4)),
     },
-    "state of the iterator": lambda: {"batch_size": 4, "sampler": KeepsPlaceInIterator()},
     "drawn": lambda: {"batch_size": 4, "sampler": Drawn(lazily=False)},
     "drawn, lazily": lambda: {"batch_size": 4, "sampler": Drawn(lazily=True)},
     "counting": lambda: {"batch_size": 4, "sampler": Counting()},
