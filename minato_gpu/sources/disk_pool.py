@@ -57,7 +57,6 @@ class DiskPool:
         self._passes = 0  # writes that are not tried, as the tier is full
         self._epoch = 0  # how many have begun
         self._going: deque[bytes] = deque()  # names of copies that are not needed soon
-        self._lets_go = False  # whether the writer has been asked to remove them
 
     def begin(self, begun: Begun) -> None:
         """Begins an epoch."""
@@ -153,9 +152,7 @@ class DiskPool:
     def let_go(self, key: Key) -> None:
         """Has the copy of a used source removed. Many are removed together, as soon as the writer comes to it."""
         self._going.append(name_of(key))
-        if not self._lets_go:
-            self._lets_go = True
-            self._writer.submit(self._make_go)
+        self._writer.submit(self._make_go)
 
     def _make_go(self) -> None:
         """Removes copies of used sources. Runs in the writer's thread."""
@@ -165,11 +162,7 @@ class DiskPool:
             self._loop.call_soon_threadsafe(self._have_gone)
 
     def _have_gone(self) -> None:
-        self._lets_go = False
         self._passes = 0  # there is room since
-        if self._going:
-            self._lets_go = True
-            self._writer.submit(self._make_go)
 
     # --- the rest --------------------------------------------------------------------------------------------
 

@@ -4,8 +4,7 @@ The first loader starts it, with its own budget (shared_reader.py). It is no chi
 session of its own: neither Ctrl-C nor the end of that process ends it. It ends ``LINGER_S`` after the last loader has
 left, and removes its name. Each loader has a link (process.py), a service and a window as it would have alone.
 
-The first message of either side begins with a header of fixed form (HEAD), so that another version of the protocol is
-noticed.
+Its name has the number of the protocol: loaders of another version of this package have another process.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
@@ -36,19 +34,26 @@ PROTOCOL = 6
 """Number of the protocol. It goes up with every change of messages between loaders and this process, or of the
 stamps of blocks (blocks.py)."""
 LINGER_S = 5.0
-HEAD = struct.Struct("<12sI")  # MAGIC, and the version of the protocol
-# after HEAD: the arena's capacity and budget, those of the arena of prepared samples (in bytes), the process id
-ANSWER = struct.Struct("<QQQQI")
-MAGIC = b"minato-share"
 LARGEST = 1 << 16  # bytes of a loader's first message
 _PAUSE_S = 1.0  # until connections are accepted again after this process has run out of descriptors
 _LOCK_S = 0.1  # until the folder's lock is tried again
 _FIRST_MESSAGE_S = 5.0  # how long the process waits for the first message of a connection before it may end
 
 
+class Answer(NamedTuple):
+    """The first message to a loader. Sizes are in bytes."""
+
+    pid: int
+    capacity: int  # of the arena
+    memory_bytes: int  # budget of the copies that stay in it
+    samples_capacity: int  # of the arena of prepared samples
+    share_bytes: int  # budget of those; 0: none are shared
+    peers: tuple[str, ...]
+
+
 def name_of(share: str) -> str:
     """Returns the name of the socket of a ``share``."""
-    return f"share-{share}"
+    return f"share-{PROTOCOL}-{share}"
 
 
 def main(
@@ -177,10 +182,7 @@ class HostReader:
         memory, files = self._memory, list[int]()
         try:
             said, files, _, _ = socket.recv_fds(connection, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
-            settings = settings_of(said)
-            if settings is None:
-                connection.send(HEAD.pack(MAGIC, PROTOCOL))
-                raise ConnectionError("it speaks another version")
+            settings = _settings_of(said)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
             socket.send_fds(connection, [self._answer()], [each.fd for each in self._arenas])
             of_samples = socket.socket(fileno=files[0]) if files and self._prepared is not None else None
@@ -202,8 +204,8 @@ class HostReader:
     def _answer(self) -> bytes:
         budget = 0 if self._memory is None else self._memory.budget
         of_samples = 0 if self._prepared is None else self._prepared.budget
-        sizes = ANSWER.pack(self._arenas[0].capacity, budget, self._arenas[-1].capacity, of_samples, os.getpid())
-        return HEAD.pack(MAGIC, PROTOCOL) + sizes + "\n".join(self._settings.peers).encode()
+        sizes = self._arenas[0].capacity, budget, self._arenas[-1].capacity, of_samples
+        return pickle.dumps(Answer(os.getpid(), *sizes, self._settings.peers))
 
     def _client(self, service: Service) -> ClientPool:
         return self._reads.client(service, self._pool, self._peer_counts)
@@ -241,23 +243,10 @@ class HostReader:
         self.ended.set()
 
 
-def hello(settings: ReaderSettings) -> bytes:
-    """Returns a loader's first message."""
-    return HEAD.pack(MAGIC, PROTOCOL) + pickle.dumps(settings, 5)
-
-
-def settings_of(said: bytes) -> ReaderSettings | None:
-    """Returns the settings in a loader's first message; None for another version.
-
-    Raises ConnectionError for anything else.
-    """
+def _settings_of(said: bytes) -> ReaderSettings:
+    """Returns the settings in a loader's first message. Raises ConnectionError for anything else."""
     try:
-        magic, version = HEAD.unpack_from(said)
-        if magic != MAGIC:
-            raise ConnectionError("invalid message")
-        if version != PROTOCOL:
-            return None
-        settings = pickle.loads(said[HEAD.size :])
+        settings = pickle.loads(said)
     except Exception as error:
         raise ConnectionError(f"invalid message ({error})") from error
     if not isinstance(settings, ReaderSettings):

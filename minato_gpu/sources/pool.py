@@ -47,10 +47,7 @@ class Reads(Pool, Protocol):
     """The reads of one loader: a ReaderPool, or a part in one that several loaders share."""
 
     done: Callable[..., None]
-
-    @property
-    def rate(self) -> StorageRate:
-        """The rate of the storage while the reader waits for it."""
+    rate: StorageRate  # of the storage, while the reader waits for it
 
     def stats(self) -> dict[str, Any]:
         """Returns counters and latencies."""
@@ -86,7 +83,7 @@ class ReaderPool:
         self._urls = UrlReads(remote or RemoteReads(), self._remote_ended)
         self._queued: set[int] = set()  # not begun
         self._cancelled: set[int] = set()
-        self._behind, self._rate = behind, StorageRate()
+        self._behind, self.rate = behind, StorageRate()
 
     def submit(self, number: int, source: Source) -> None:
         lane = self._lanes[source.is_remote]
@@ -124,7 +121,7 @@ class ReaderPool:
         self._cancelled.discard(number)
         lane.under_way -= 1
         if error is None:
-            self._rate.finished(self._loop.time(), nbytes, behind=self._behind())
+            self.rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
         self.done(number, block, nbytes, error)
 
@@ -135,25 +132,19 @@ class ReaderPool:
         self._ended(lane, number, block, nbytes, error)
 
     def _remote_ended(self, number: int, answer: Answer, seconds: float) -> None:
-        lane, block = self._lanes[1], -1
-        if isinstance(answer, bytes):
+        lane, block, nbytes, error = self._lanes[1], -1, 0, None
+        if isinstance(answer, BaseException):
+            error = answer
+        else:
             lane.finished(self._loop.time(), seconds)
             try:
                 block, view = self._blocks.allocate(len(answer))
-            except MemoryError as error:
-                answer = error
-            else:
-                view[:] = answer
-        if isinstance(answer, bytes):
-            self._ended(lane, number, block, len(answer), None)
-        else:
-            self._ended(lane, number, -1, 0, answer)
+                view[:], nbytes = answer, len(answer)
+            except MemoryError as full:
+                error = full
+        self._ended(lane, number, block, nbytes, error)
 
     # --- what is said of it ----------------------------------------------------------------------------------
-
-    @property
-    def rate(self) -> StorageRate:
-        return self._rate
 
     def stats(self) -> dict[str, Any]:
         """Returns counters, and for files and URLs how many are read at once and recent latencies in seconds."""

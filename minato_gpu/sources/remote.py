@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 from minato_gpu.sources.source import Source
@@ -35,7 +35,7 @@ class RemoteReads:
     """Reads URLs by asynchronous file systems, one for each protocol and options."""
 
     def __init__(self) -> None:
-        self._systems: dict[str, Any] = {}
+        self._systems: dict[tuple[Any, ...], Any] = {}
 
     async def read(self, source: Source) -> bytes:
         """Returns the source's bytes.
@@ -46,7 +46,9 @@ class RemoteReads:
         """
         if source.length == 0:
             return b""
-        kind = _kind(source)
+        import fsspec
+
+        kind = fsspec.get_filesystem_class(_protocol(source))
         if kind.async_impl:
             system = self._system(kind, source)
             data = await system._cat_file(system._strip_protocol(source.path), **asked_of(source))
@@ -57,10 +59,10 @@ class RemoteReads:
         return found
 
     def _system(self, kind: Any, source: Source) -> Any:
-        name = _name(kind, source)
+        options = kind._get_kwargs_from_urls(source.path)
+        name = _protocol(source), *sorted(options.items())
         if name not in self._systems:
-            more = {"get_client": _client} if _protocol(source) in ("http", "https") else {}
-            options = kind._get_kwargs_from_urls(source.path)
+            more = {"get_client": _client} if name[0] in ("http", "https") else {}
             loop = asyncio.get_running_loop()
             self._systems[name] = kind(**options, **more, asynchronous=True, loop=loop, skip_instance_cache=True)
         return self._systems[name]
@@ -115,23 +117,6 @@ async def _refuse_all(source: Source, response: Any) -> None:
 
 def _protocol(source: Source) -> str:
     return source.path.split("://", 1)[0]
-
-
-def _kind(source: Source) -> Any:
-    """Returns the class of the file system that reads the source."""
-    return _class_of(_protocol(source))
-
-
-@cache
-def _class_of(protocol: str) -> Any:
-    import fsspec
-
-    return fsspec.get_filesystem_class(protocol)
-
-
-def _name(kind: Any, source: Source) -> str:
-    """Returns a key that differs for file systems that are not the same for two sources."""
-    return f"{_protocol(source)} {sorted(kind._get_kwargs_from_urls(source.path).items())}"
 
 
 async def _client(**more: Any) -> Any:

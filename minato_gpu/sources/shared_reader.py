@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.sources import host_reader, sent_samples
-from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC
+from minato_gpu.sources.host_reader import LARGEST, Answer
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader, arena_of
@@ -33,14 +34,10 @@ _ROOM = 1 << 16  # bytes of a socket's buffer: some hundred samples, of which as
 _KIND = socket.SOCK_SEQPACKET
 
 
-class ShareRefused(OSError):
-    """The reader process of this name is of no use to this loader."""
-
-
 class SharedReader(Reader):
     """A connection to the reader process called ``share``, which ``start`` starts if there is none.
 
-    Raises OSError where there is none to be had (ShareRefused: it speaks another version of the protocol).
+    Raises OSError where there is none to be had.
     """
 
     def __init__(self, start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> None:
@@ -48,7 +45,7 @@ class SharedReader(Reader):
         end = _connected(start, share, settings)
         theirs, ours = sent_samples.pair(_ROOM) if settings.share_bytes else (None, None)
         try:
-            found = _welcomed(end, settings, theirs)
+            answer, arena, of_samples = _welcomed(end, settings, theirs)
         except BaseException:
             for each in (end, ours):
                 if each is not None:
@@ -57,22 +54,22 @@ class SharedReader(Reader):
         finally:
             if theirs is not None:
                 theirs.close()
-        self.pid = found.pid
-        self._hold(end, found.arena, settings, stays=True)
-        self.prepared = None if ours is None or found.of_samples is None else (ours, found.of_samples)
+        self.pid = answer.pid
+        self._hold(end, arena, settings, stays=True)
+        self.prepared = None if ours is None or of_samples is None else (ours, of_samples)
         if self.prepared is None:
-            for unused in (ours, found.of_samples):
+            for unused in (ours, of_samples):
                 if unused is not None:
                     unused.close()
-        self._compare(found)
+        self._compare(answer)
 
-    def _compare(self, found: _Welcome) -> None:
+    def _compare(self, found: Answer) -> None:
         """Logs settings of this loader that have no effect, as another loader has started the process with its own."""
         settings = self.settings
         ours, theirs = settings.peers[1:] or settings.peers, found.peers[1:] or found.peers
         for name, own, said in (
-            ("cache", settings.memory_bytes or found.kept, found.kept),
-            ("share_budget", settings.share_bytes or found.budget, found.budget),
+            ("cache", settings.memory_bytes or found.memory_bytes, found.memory_bytes),
+            ("share_budget", settings.share_bytes or found.share_bytes, found.share_bytes),
             ("cache_peers", ", ".join(ours) or "no other host", ", ".join(theirs) or "no other host"),
         ):
             if own != said:
@@ -168,44 +165,28 @@ def _start(start: Callable[..., Any], listening: socket.socket, share: str, sett
         children.close(starter)
 
 
-class _Welcome(NamedTuple):
-    """The first message of the process."""
+def _welcomed(
+    end: socket.socket, settings: ReaderSettings, of_samples: socket.socket | None
+) -> tuple[Answer, Arena, Arena | None]:
+    """Sends the settings and the workers' socket of prepared samples.
 
-    arena: Arena
-    kept: int  # budget of the copies in it, in bytes
-    of_samples: Arena | None  # memory for prepared samples
-    budget: int  # budget of those, in bytes
-    peers: tuple[str, ...]
-    pid: int
-
-
-def _welcomed(end: socket.socket, settings: ReaderSettings, of_samples: socket.socket | None) -> _Welcome:
-    """Sends the settings and the workers' socket of prepared samples. Returns the answer.
-
-    Raises OSError (ShareRefused: another version of the protocol).
+    Returns the answer, the arena, and that of prepared samples. Raises OSError.
     """
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     files = [] if of_samples is None else [of_samples.fileno()]
-    socket.send_fds(end, [host_reader.hello(settings)], files)
+    socket.send_fds(end, [pickle.dumps(settings, 5)], files)
     try:
         said, files, _, _ = socket.recv_fds(end, LARGEST, 2, socket.MSG_CMSG_CLOEXEC)
     except TimeoutError:
         raise TimeoutError(_SILENT) from None
     try:
-        magic, version = HEAD.unpack_from(said.ljust(HEAD.size, b"\0"))
-        if magic != MAGIC:
-            raise ConnectionError("its reader process has ended, or is something else")
-        if version != (own := host_reader.PROTOCOL):
-            raise ShareRefused(
-                f"its reader process speaks version {version} of the protocol, and this loader version {own}: another "
-                "version of minato_gpu has started it"
-            )
-        capacity, kept, of_samples_bytes, budget, pid = ANSWER.unpack_from(said, HEAD.size)
-        peers = tuple(said[HEAD.size + ANSWER.size :].decode().split())
-        if len(files) < 1 + (budget > 0):
+        if not said:
+            raise ConnectionError("its reader process has ended")
+        answer: Answer = pickle.loads(said)
+        if len(files) < 1 + (answer.share_bytes > 0):
             raise OSError(errno.EMFILE, "no descriptor is free for its memory; raise the limit (ulimit -n)")
-        shared = Arena("samples", of_samples_bytes, fd=files.pop()) if budget else None
-        return _Welcome(Arena("kept", capacity, fd=files.pop()), kept, shared, budget, peers, pid)
+        shared = Arena("samples", answer.samples_capacity, fd=files.pop()) if answer.share_bytes else None
+        return answer, Arena("kept", answer.capacity, fd=files.pop()), shared
     finally:
         for file in files:
             os.close(file)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.memory_tier import Begun, Copy, MemoryTier
-from minato_gpu.sources.pool import Pool, ReaderPool, StorageRate
+from minato_gpu.sources.pool import Pool, ReaderPool
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.source import Key, Source
 
@@ -216,12 +216,7 @@ class ClientPool:
         self.service, self.done, self.turn = service, service.done, 0
         self._more = more
         self.reads: dict[int, _Read] = {}  # not done, by the loader's numbers
-        self._shared, self._pool = shared, pool
-
-    @property
-    def rate(self) -> StorageRate:
-        """The rate of the storage, measured over all loaders' reads."""
-        return self._pool.rate
+        self._shared, self._pool, self.rate = shared, pool, pool.rate
 
     def shared(self, number: int, block: int, nbytes: int) -> None:
         """Reports a read whose bytes another loader has had read."""

@@ -83,17 +83,6 @@ def test_a_missed_epoch_or_another_order_leaves_no_trace() -> None:
     assert policy.offer(3, 1, start + 1) == (1,)
 
 
-@pytest.mark.parametrize("changed", [True, False])
-def test_orders_that_change_from_one_epoch_to_the_next_count_from_then_on(changed: bool) -> None:
-    """A sampler with another seed, say: what comes after the epochs that were known already is of the new one, too."""
-    first = Listed(((0, 1), (0, 1), (1, 0)))
-    policy = NextUse(1, KEYS)
-    policy.begin(0, first, 2)
-    start = policy.begin(1, Listed(((0, 1), (0, 1), (0, 1))) if changed else first, 1)
-    assert policy.offer(0, 1, start) == ()
-    assert policy.offer(1, 1, start + 1) == (None if changed else (0,))
-
-
 # --- when keys are needed next, against looking for it ---------------------------------------------------------
 
 steps = st.lists(st.sampled_from(["extend", "forget"]), max_size=8)

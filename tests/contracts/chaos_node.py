@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import socket
-import struct
 import tempfile
 import time
 from collections import Counter
@@ -30,7 +30,7 @@ from benchmarks import report
 from minato_gpu import DataLoader
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.sources import host_reader, sent_samples
-from minato_gpu.sources.host_reader import ANSWER, HEAD, hello, name_of
+from minato_gpu.sources.host_reader import name_of
 from minato_gpu.sources.process import ReaderSettings
 from tests.support.waiting import wait_until
 
@@ -102,10 +102,9 @@ class Host:
         own = PrivateFolder()
         try:
             with own.connect(name_of(SHARE), 1.0, socket.SOCK_SEQPACKET) as end:
-                end.send(hello(ReaderSettings()))
-                *_, pid = ANSWER.unpack_from(end.recv(1000), HEAD.size)
-            return [psutil.Process(pid)]
-        except (OSError, struct.error, psutil.Error):
+                end.send(pickle.dumps(ReaderSettings()))
+                return [psutil.Process(pickle.loads(end.recv(1000)).pid)]
+        except (OSError, EOFError, psutil.Error):
             return []
         finally:
             own.close()
@@ -154,7 +153,7 @@ class Host:
         try:
             with own.connect(name_of(SHARE), 1.0, socket.SOCK_SEQPACKET) as end, theirs, ours:
                 if self.chance.random() < 0.7:
-                    socket.send_fds(end, [hello(ReaderSettings(share_bytes=1))], [theirs.fileno()])
+                    socket.send_fds(end, [pickle.dumps(ReaderSettings(share_bytes=1))], [theirs.fileno()])
                 for to in self.chance.sample([end, ours], 2):
                     to.send(self.chance.randbytes(self.chance.choice([5, 40, 200])))
         except OSError:  # there is none, or it has left

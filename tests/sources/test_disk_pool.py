@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,22 @@ class FakeTier:
 
     def __init__(self) -> None:
         self.copies: dict[bytes, tuple[bytes, bytes]] = {}
-        self.writes: list[bytes] = []
         self.told: list[str] = []
-        self.has_room, self.raises = True, False
-        self.batches: list[int] = []  # how many went together
+        self.has_room = True
         self.may_find, self.may_write = threading.Event(), threading.Event()
         self.may_find.set()
         self.may_write.set()
 
     def read(self, key: bytes, version: bytes, allocate: Callable[[int], memoryview]) -> int | None:
         self.may_find.wait()
-        if self.raises:
-            raise ArithmeticError("in the tier")
         found, data = self.copies.get(key, (b"", b""))
         if found != version or not data:
             return None
         allocate(len(data))[:] = data
-        return None if data == b"damaged" else len(data)
+        return len(data)
 
     def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
         self.may_write.wait()
-        self.writes.append(bytes(data))
-        if self.raises:
-            raise ArithmeticError("in the tier")
         if self.has_room:
             self.copies[key] = version, bytes(data)
         return self.has_room
@@ -61,10 +54,6 @@ class FakeTier:
 
     def room(self) -> Room:
         return Room(40 * 4096, 100, 100 * 4096)
-
-    def let_go(self, keys: Iterable[bytes]) -> None:
-        self.batches.append(sum(self.copies.pop(key, None) is not None for key in keys))
-        self.has_room = True
 
     def stats(self) -> dict[str, Any]:
         return {}
@@ -176,27 +165,6 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) ->
         assert isinstance(found["error"], CancelledError)
         bench.pool.submit(1, source)
         assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
-
-    on_bench(tier, act)
-
-
-def test_few_bytes_wait_to_be_written(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_pool, "_WRITES_AHEAD", 10)
-    tier = FakeTier()
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        small = await bench.read(0, b"12345")
-        bench.pool.submit(1, source)
-        large = await bench.read(1, b"more than ten bytes")
-        tier.may_write.clear()
-        written: asyncio.Queue[str] = asyncio.Queue()
-        found = [bench.begin_write(source, small, lambda: written.put_nowait("small")) for _ in range(3)]
-        assert found == [True, True, False]
-        tier.may_write.set()
-        assert [await written.get(), await written.get()] == ["small", "small"]
-        assert await bench.write(source, large), "where none waits, one is taken whatever its size"
-        assert await bench.write(source, small)
 
     on_bench(tier, act)
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.sources import cluster_token, host_reader, shared_reader
-from minato_gpu.sources.host_reader import HEAD, MAGIC, PROTOCOL, hello
+from minato_gpu.sources import host_reader, shared_reader
+from minato_gpu.sources.host_reader import PROTOCOL, Answer, name_of
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.util.messages import say_once
 from tests.contracts.cached import (
@@ -37,8 +37,9 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-NAME = "share-one"
+NAME = name_of("one")
 ALL = SAMPLES * PAGE
+_HELLO = pickle.dumps(ReaderSettings())
 
 
 @pytest.fixture(scope="module")
@@ -180,18 +181,6 @@ def test_the_first_budget_counts(files: Path, caplog: pytest.LogCaptureFixture) 
     assert caplog.text.count(text) == 1
 
 
-def test_the_first_cache_peers_count(
-    files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(cluster_token.TOKEN, "known")
-    peers = ["127.0.0.1:7501", "203.0.113.1:7501"]
-    one, two = shared(files), shared(files, cache_peers=peers)
-    for loader in (one, two, two):
-        assert whole(loader) == sums(files)
-    text = "cache_peers is no other host, as the loader said that came first; that of this loader"
-    assert caplog.text.count(f"{text} ({', '.join(peers)})") == 1
-
-
 # --- alone -----------------------------------------------------------------------------------------------------------
 
 
@@ -202,44 +191,13 @@ def is_alone(loader: Any, files: Path, caplog: pytest.LogCaptureFixture, why: st
     assert not hasattr(loader._session.readers._reader, "pid")
 
 
-def test_another_version_is_refused(
-    files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_loaders_of_another_version_have_another_process(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = shared(files)
     with monkeypatch.context() as other:
         other.setattr(host_reader, "PROTOCOL", PROTOCOL + 1)
         one = shared(files)
-        assert whole(one) == sums(files) and pid_of(one)
-    with connected() as connection:
-        connection.send(hello(ReaderSettings()))
-        assert connection.recv(1000) == HEAD.pack(MAGIC, PROTOCOL + 1) and connection.recv(1000) == b""
-    is_alone(
-        shared(files),
-        files,
-        caplog,
-        f"speaks version {PROTOCOL + 1} of the protocol, and this loader version {PROTOCOL}",
-    )
-
-
-def test_where_no_descriptor_is_free_for_its_memory(
-    files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The kernel leaves out descriptors for which the receiver has no room."""
-    receive, loader_process = socket.recv_fds, os.getpid()
-
-    def without_files(*arguments: Any) -> Any:
-        data, found, *more = receive(*arguments)
-        if os.getpid() != loader_process:
-            return data, found, *more
-        for each in found:
-            os.close(each)
-        return data, [], *more
-
-    with monkeypatch.context() as short:
-        short.setattr(socket, "recv_fds", without_files)
-        loader = shared(files, None)
-        iterator = iter(loader)
-    assert whole(iterator) == sums(files)
-    assert "no descriptor is free for its memory" in caplog.text
+        assert whole(one) == sums(files)
+    assert whole(two) == sums(files) and pid_of(one) != pid_of(two)
 
 
 def test_one_that_is_stopped_is_waited_for_once_and_said(
@@ -275,14 +233,13 @@ def test_a_name_that_a_killed_one_has_left(files: Path) -> None:
     "frames",
     [
         [b"noise"],
-        [HEAD.pack(MAGIC, PROTOCOL) + b"noise"],
-        [HEAD.pack(MAGIC, PROTOCOL) + pickle.dumps(7)],
-        [hello(ReaderSettings()), b"\0"],
-        [hello(ReaderSettings()), os.urandom(100)],
-        [hello(ReaderSettings()), pickle.dumps(("say", 1))],
-        [hello(ReaderSettings()), pickle.dumps(("sing", 1, []))],
+        [pickle.dumps(7)],
+        [_HELLO, b"\0"],
+        [_HELLO, os.urandom(100)],
+        [_HELLO, pickle.dumps(("say", 1))],
+        [_HELLO, pickle.dumps(("sing", 1, []))],
     ],
-    ids=["noise", "no settings", "other settings", "marker", "noise later", "short", "unknown"],
+    ids=["noise", "other settings", "marker", "noise later", "short", "unknown"],
 )
 def test_who_sends_noise_is_dropped(files: Path, frames: list[bytes]) -> None:
     loader = shared(files)
@@ -293,6 +250,6 @@ def test_who_sends_noise_is_dropped(files: Path, frames: list[bytes]) -> None:
             noisy.send(frame)
         answers = [noisy.recv(1000)] if len(frames) > 1 else []
         assert select.select([noisy], [], [], 20.0)[0] and noisy.recv(1000) == b""
-    assert all(answer.startswith(HEAD.pack(MAGIC, PROTOCOL)) for answer in answers)
+    assert all(isinstance(pickle.loads(answer), Answer) for answer in answers)
     assert whole([*got, *iterator]) == sums(files)
     assert loader.stats()["reads"]["process"] == "runs"

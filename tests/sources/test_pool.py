@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.pool import ReaderPool
-from minato_gpu.sources.remote import ATTEMPTS, RemoteReads
+from minato_gpu.sources.remote import ATTEMPTS, Hedging, RemoteReads, is_final
 from minato_gpu.sources.source import Source
 from tests.sources.virtual import run
 
@@ -279,3 +282,47 @@ def test_where_much_is_there_already_little_is_asked_for_at_once() -> None:
         return storage.most
 
     assert run(main()) == 8
+
+
+# --- which requests are sent again -----------------------------------------------------------------------------
+
+
+def test_one_for_twenty_requests() -> None:
+    hedging, sent = Hedging(), 0
+    for _ in range(4000):
+        hedging.finished(0.05)
+        sent += hedging.take()
+    assert 195 <= sent <= 205
+
+
+def _with(error: BaseException, **attributes: Any) -> BaseException:
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+def _from(cause: BaseException) -> BaseException:
+    error = OSError("translated")
+    error.__cause__ = cause
+    return error
+
+
+_BOTO = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (OSError(errno.EBUSY, "Please reduce your request rate."), False),
+        (_with(Exception("aiohttp"), status=429), False),
+        (_with(Exception("adlfs"), status_code=503), False),
+        (_with(Exception("requests"), response=SimpleNamespace(status_code=503)), False),
+        (_from(_with(Exception("botocore"), response=_BOTO)), False),
+        (_with(Exception("gcsfs"), code="conflict"), False),
+        (_with(Exception("adlfs"), status_code=404), True),
+        (OSError(errno.EIO, "broken"), False),
+        (PermissionError("expired"), True),
+    ],
+)
+def test_what_storage_says_is_known_wherever_its_library_says_it(error: BaseException, final: bool) -> None:
+    assert is_final(error) == final

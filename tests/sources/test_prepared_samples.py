@@ -237,16 +237,6 @@ def test_beyond_the_budget_the_first_goes() -> None:
     assert host.arena.allocated == 0
 
 
-def test_a_copy_that_has_gone_is_counted() -> None:
-    host = _Host(budget=SIZE)
-    one, other = host.loaders
-    host.want(0)
-    one.work()
-    ((_, places),) = other.told
-    other.part.receive(SentSample(places[0][4]))
-    assert other.part.again == 1 and not other.part.group.why_not
-
-
 @pytest.mark.parametrize("left", [False, True])
 def test_a_loader_is_believed_once_its_first_samples_were_the_same(left: bool) -> None:
     host = _Host(2, anew=True)
@@ -325,13 +315,6 @@ def test_what_is_no_gain_is_not_shared(nbytes: int, prepare_s: float, why: str) 
     host.go_on()
     assert [sorted(loader.done) for loader in host.loaders] == [[*range(200)]] * 2
     assert why in str(host.loaders[0].part.counts()["why_not"])
-
-
-def test_groups_have_nothing_to_do_with_each_other() -> None:
-    host = _Host(2, names="ab")
-    host.want(*range(20))
-    host.go_on()
-    assert [loader.prepared for loader in host.loaders] == [[*range(20)]] * 2
 
 
 @given(st.randoms(use_true_random=False), st.booleans())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import select
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,6 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.process import ReaderSettings
-from minato_gpu.sources.reader import Reader
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -93,25 +88,6 @@ def test_a_sample_is_not_begun_before_its_bytes_are_there(root: Path) -> None:
     late.unlink()
 
 
-def test_the_reader_process_is_killed(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Workers read for themselves: everything comes all the same, and it is said."""
-    more: dict[str, Any] = {"persistent_workers": True}
-    loader, other = loader_of(Files(root), **more), loader_of(Files(root, declares=False), **more)
-    got = rows(loader)
-    with caplog.at_level(logging.WARNING, "minato_gpu"):
-        os.kill(engine_of(loader).pump.reads.reader.process.pid, signal.SIGKILL)
-        got += rows(loader) + rows(loader)
-    assert got == rows(other) + rows(other) + rows(other)
-    assert "The process that reads ahead" in caplog.text and "exit code -9" in caplog.text
-    found = reads(loader)
-    assert found["process"] == "lost"
-    assert found["by_workers"] > 0
-    reader_fd = engine_of(loader).pump.reads.fd
-    assert not select.select([reader_fd], [], [], 0.0)[0], "whoever waits for it would never sleep again"
-    engine_of(loader).close()
-    engine_of(other).close()
-
-
 def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = Files(root)
 
@@ -127,23 +103,6 @@ def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCa
     assert sorted(row[0] for row in got) == list(range(SAMPLES))
     assert caplog.text.count("is not read ahead") == 1
     assert 0 <= reads(loader)["by_workers"] - SAMPLES // 3 <= GONE
-
-
-def test_a_reader_process_that_something_else_collects_has_ended(caplog: pytest.LogCaptureFixture) -> None:
-    def start(_main: Any, arena: Arena, end: socket.socket, *_: Any) -> Any:
-        process = multiprocessing.get_context("fork").Process(target=end.recv, args=(1,))
-        process.start()
-        return process
-
-    reader = Reader(start, ReaderSettings(), stays=True)
-    process = reader.process
-    os.kill(process.pid, signal.SIGKILL)
-    os.waitpid(process.pid, 0)
-    with caplog.at_level(logging.WARNING, "minato_gpu"):
-        reader.say_lost()
-    assert "has ended with an exit code that is not known" in caplog.text
-    reader.close()
-    assert process not in multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("when", ["in an epoch", "between epochs"])

@@ -248,7 +248,6 @@ class _AsyncOfHost(_OfHost, AsyncFileSystem):  # type: ignore[misc]
 
 @pytest.mark.parametrize(("protocol", "kind"), [("hosts", _OfHost), ("asynchosts", _AsyncOfHost)])
 def test_urls_of_several_hosts_are_each_read_from_their_own(protocol: str, kind: type[_OfHost]) -> None:
-    """(The class of a protocol is looked up once in a process: each kind has its own.)"""
     fsspec.register_implementation(protocol, kind, clobber=True)
     sources = [Source(f"{protocol}://{host}/1.bin", 0, len(host)) for host in ("alpha", "beta", "alpha")]
 
@@ -262,46 +261,3 @@ def test_urls_of_several_hosts_are_each_read_from_their_own(protocol: str, kind:
 
 
 # --- versions of URLs ------------------------------------------------------------------------------------------
-
-
-class Urls:
-    """The first byte of each object, read through fsspec."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.version = root, "first"
-
-    def __len__(self) -> int:
-        return 6
-
-    def source(self, key: int) -> Source:
-        return Source(f"local://{self.root}/{key}", version=self.version)
-
-    def __getitem__(self, key: int) -> int:
-        return int(read_bytes(self.source(key))[0])
-
-    def write(self, value: int) -> None:
-        for key in range(len(self)):
-            (self.root / f"{key}").write_bytes(bytes([value]) * 5000)
-
-
-@pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("tier", ["memory", "disk"])
-def test_copies_of_another_version_are_not_used(tmp_path: Path, tier: str) -> None:
-    (tmp_path / "objects").mkdir()
-    urls = Urls(tmp_path / "objects")
-    where: dict[str, Any] = {} if tier == "memory" else {"cache_dir": tmp_path / "cache"}
-    loader: Any = DataLoader(urls, 2, num_workers=1, cache="8MB", **where)  # type: ignore[arg-type]
-
-    def epoch() -> set[int]:
-        return {int(value) for batch in loader for value in batch}
-
-    urls.write(1)
-    assert epoch() == {1}
-    urls.write(2)
-    assert epoch() == {1}, "what lies at a URL is taken to stay as it is"
-    assert loader.stats()["cache"][tier]["hits"] == len(urls)
-    urls.version = "second"
-    assert epoch() == {2}
-    assert loader.stats()["reads"]["by_workers"] == 0
-    assert epoch() == {2}
-    assert loader.stats()["cache"][tier]["hits"] == len(urls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import pickle
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,9 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.sources import host_reader, sent_samples
-from minato_gpu.sources.host_reader import hello
 from minato_gpu.sources.prepared_samples import COMPARED
 from minato_gpu.sources.process import ReaderSettings
-from tests.sources.test_host_reader import connected, elsewhere, folder, pid_of
-from tests.support.leaks import stop
+from tests.sources.test_host_reader import connected, elsewhere, folder
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "folder")
 
@@ -106,18 +104,6 @@ def test_each_sample_is_prepared_once(tmp_path: Path) -> None:
     assert sum(shared(loader)["copied"] for loader in loaders) >= 1.8 * once
 
 
-def test_each_has_a_batch_size_and_workers_of_its_own(tmp_path: Path) -> None:
-    data = Costly(tmp_path)
-    loaders = [loader_of(data, size, num_workers=size // 4) for size in (4, 8)]
-    iterators = [iter(loader) for loader in loaders]
-    got: list[list[Any]] = [[], []]
-    for _ in range(SAMPLES // 8):
-        got[0] += [*next(iterators[0])["drawn"], *next(iterators[0])["drawn"]]
-        got[1] += [*next(iterators[1])["drawn"]]
-    assert torch.equal(torch.stack(got[0]), torch.stack(got[1]))
-    assert prepared(data) <= SAMPLES + sum(shared(loader)["again"] for loader in loaders) < 1.5 * SAMPLES
-
-
 def batch_of(samples: list[Any]) -> dict[str, Any]:
     return dict(torch.utils.data.default_collate(samples))
 
@@ -131,55 +117,6 @@ def test_batches_that_workers_join_are_not_waited_for_as_a_whole(tmp_path: Path)
     assert sum(shared(loader)["again"] for loader in loaders) <= COMPARED + 0.1 * SAMPLES
 
 
-def test_one_that_starts_later_goes_on_alone_and_then_shares(tmp_path: Path) -> None:
-    data = Costly(tmp_path)
-    wanted = alone(data)
-    first = iter(loader_of(data))
-    got = [plain(next(first)) for _ in range(5)]
-    second = loader_of(data)
-    later = [plain(batch) for batch in second]
-    assert later == wanted and [*got, *map(plain, first)] == wanted
-    assert prepared(data) < 1.8 * SAMPLES
-
-
-@pytest.mark.parametrize("happens", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_others_go_on_whatever_becomes_of_one(tmp_path: Path, happens: signal.Signals) -> None:
-    data = Costly(tmp_path)
-    wanted = alone(data)
-
-    def work(say: Any) -> None:
-        batches = iter(loader_of(data))
-        for _ in range(4):
-            next(batches)
-        say("at work")
-        signal.pause()
-
-    loader = loader_of(data)
-    batches = iter(loader)
-    with elsewhere(work) as (pid, said):
-        assert said() == "at work"
-        got = [plain(next(batches)) for _ in range(4)]
-        os.kill(pid, happens) if happens is signal.SIGKILL else stop(pid)
-        begin = time.monotonic()
-        assert [*got, *map(plain, batches)] == wanted
-        assert time.monotonic() - begin < 20.0 and loader.stats()["reads"]["process"] == "runs"
-
-
-def test_the_reader_is_killed(tmp_path: Path) -> None:
-    data = Costly(tmp_path)
-    wanted = alone(data)
-    loaders = [loader_of(data), loader_of(data)]
-    got = []
-    for number, batches in enumerate(in_step(loaders)):
-        got.append(batches)
-        if number == 3:
-            os.kill(pid_of(loaders[0]), signal.SIGKILL)
-    assert [[*each] for each in zip(*got, strict=True)] == [wanted, wanted]
-    assert [loader.stats()["reads"]["process"] for loader in loaders] == ["lost", "lost"]
-    assert all(one == other for one, other in in_step(loaders))  # by another one
-    assert sum(shared(loader)["copied"] for loader in loaders) > 0
-
-
 @pytest.mark.parametrize("noise", [b"noise", bytes(24) + b"because", bytes(24)])
 def test_one_that_sends_noise(tmp_path: Path, noise: bytes) -> None:
     data = Costly(tmp_path)
@@ -189,21 +126,13 @@ def test_one_that_sends_noise(tmp_path: Path, noise: bytes) -> None:
     got = [plain(next(batches))]
     theirs, ours = sent_samples.pair()
     with connected() as noisy, theirs, ours:
-        socket.send_fds(noisy, [hello(ReaderSettings(share_bytes=1))], [theirs.fileno()])
+        socket.send_fds(noisy, [pickle.dumps(ReaderSettings(share_bytes=1))], [theirs.fileno()])
         ours.send(noise)
         os.ftruncate(file := os.memfd_create("noise"), 1000)
         socket.send_fds(ours, [noise], [file])
         os.close(file)
         assert [*got, *map(plain, batches)] == wanted
     assert loader.stats()["reads"]["process"] == "runs"
-
-
-def test_no_room_for_any(tmp_path: Path) -> None:
-    """Copies go before they are taken."""
-    data = Costly(tmp_path)
-    wanted = alone(data)
-    got = [*zip(*in_step([loader_of(data, share_budget=20_000) for _ in range(2)]), strict=True)]
-    assert [[*each] for each in got] == [wanted, wanted]
 
 
 # --- what is not shared, which is said -------------------------------------------------------------------------------
@@ -228,22 +157,6 @@ def test_samples_that_are_not_the_same(tmp_path: Path, caplog: pytest.LogCapture
         assert {key for batch in loader_of(data) for key in batch["odd"].tolist()} == {os.getpid()}
         assert said()
     assert "is not the same, bit for bit" in caplog.text
-
-
-class Cheap(Costly):
-    """Samples that are made faster than they are sent."""
-
-    def __getitem__(self, key: int) -> Any:
-        self.log.touch()
-        return {"key": torch.tensor(key)}
-
-
-def test_samples_that_cost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    is_not_shared(Cheap(tmp_path), caplog, "sharing it")
-
-
-def test_samples_that_are_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    is_not_shared(Costly(tmp_path), caplog, "is more than the share_budget of 1000", share_budget=1000)
 
 
 class Unsendable(Costly):
@@ -274,13 +187,6 @@ def test_threads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = loader_of(data, worker_kind="thread")
     assert sum(len(batch["key"]) for batch in loader) == SAMPLES
     assert "threads draw from generators" in caplog.text and "share" not in loader.stats()
-
-
-def test_the_first_budget_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = Costly(tmp_path, 0.0)
-    for batches in in_step([loader_of(data), loader_of(data, share_budget="50MB")]):
-        assert batches[0] == batches[1]
-    assert caplog.text.count("share_budget is 100000000, as the loader said that came first") == 1
 
 
 def test_another_seed_or_another_data_set_shares_nothing(tmp_path: Path) -> None:

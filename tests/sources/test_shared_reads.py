@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -77,7 +78,7 @@ class _Loader:
         self.host, self.told = host, dict[int, Any]()
         memory = None if host.memory is None else host.memory.part()
         self.service = Service(host.reads.blocks, limit, lambda ready: self.told.update([ready]), memory)
-        self.service.pool = host.reads.client(self.service, None)  # type: ignore[arg-type]
+        self.service.pool = host.reads.client(self.service, Mock())
 
     def want(self, first: int, *paths: str) -> None:
         """One ticket for each, in places of their own."""
