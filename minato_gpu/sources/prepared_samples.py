@@ -7,8 +7,8 @@ window, and *staged* in memory once it is there, until all have had it; where th
 first goes. So nobody waits for a slow loader: what it has not taken in time it prepares itself, and what it was granted
 and does not prepare is granted to another.
 
-The first loader of a group is believed. Each other one prepares its first samples itself, and sends their checksums:
-it is believed, and granted samples and given copies, once ten of them were those of a loader that is believed.
+The first loader of a group is believed. Each other one prepares ten samples itself of which such a loader has sent a
+copy, and sends their checksums: it is believed, and granted samples and given copies, once these are the same.
 
 A message wakes a loader, which costs it more than the copy of a sample. So what comes at about the same time is
 announced together, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
@@ -52,7 +52,6 @@ class SharedSample:
     block: int = NOWHERE  # block in which it is staged
     nbytes: int = 0
     checksum: int | None = None  # checksum from a loader that is believed; None until there is one
-    claims: dict[Sharer, int] = field(default_factory=dict)  # checksums from other loaders until then
     had: int = 0  # tickets that have been released
 
     @property
@@ -64,8 +63,6 @@ class SharedSample:
         """Removes it from its group, if nobody has a use for it."""
         if not self.wanted and not self.is_staged:
             self.group.samples.pop(self.number, None)
-            for one in self.claims:
-                one.comparing.discard(self)
 
 
 class SampleGroup:
@@ -201,7 +198,7 @@ class Sharer:
         self._ahead: list[int] = []  # heap of those of shared samples that were not in the window yet
         # those of shared samples that are in the window, with their samples
         self._waiting: dict[int, SharedSample] = {}
-        self.comparing: set[SharedSample] = set()  # samples that it prepares although others may, to be compared
+        self._comparing: set[SharedSample] = set()  # samples that it prepares although there is a copy, to be compared
         self._equal = 0  # samples that were equal to those of a loader that is believed
         self._admitted = 0
         self.count_anew()
@@ -258,8 +255,7 @@ class Sharer:
     def _leave(self, ticket: int, sample: SharedSample) -> None:
         """Ends a ticket's interest in a sample."""
         self._finish(sample)
-        if self not in sample.claims:
-            self.comparing.discard(sample)
+        self._comparing.discard(sample)
         sample.wanted[self].remove(ticket)
         if not sample.wanted[self]:
             del sample.wanted[self]
@@ -293,9 +289,7 @@ class Sharer:
             self.again += 1
         elif sample is not None and sample in self.granted:
             self._take(sample, sent)
-        elif sample is not None and sample.checksum is None:
-            sample.claims[self] = sent.checksum
-        elif sample is not None:
+        elif sample is not None and sample.checksum is not None:
             self._compare(sample, sent.checksum)
         self._shared.look()
 
@@ -308,15 +302,13 @@ class Sharer:
             group.why_not = f"one of {sent.nbytes} bytes is more than the share_budget of {shared.budget}"
         if sample.checksum not in (None, sent.checksum):  # another loader was late with it, and has sent it since
             group.why_not = group.why_not or _DIFFERENT
-        sample.checksum, claims, sample.claims = sent.checksum, sample.claims, {}
-        for other, checksum in claims.items():
-            other._compare(sample, checksum)
+        sample.checksum = sent.checksum
         if sent.file >= 0 and not group.why_not and not sample.is_staged:
             shared.stage(sample, sent)
 
     def _compare(self, sample: SharedSample, checksum: int) -> None:
         """Compares a sample that this loader has prepared with that of one that is believed."""
-        self.comparing.discard(sample)
+        self._comparing.discard(sample)
         self._equal += checksum == sample.checksum
         self.believed = self.believed or self._equal >= COMPARED
         if checksum != sample.checksum:
@@ -348,22 +340,13 @@ class Sharer:
         for ticket, sample in [*self._waiting.items()]:
             if group.why_not:
                 self._pass(ticket)
-            elif not self.believed and sample not in self.comparing and self._may_compare(sample):
-                self.comparing.add(sample)
+            elif not self.believed and sample.is_staged and self._equal + len(self._comparing) < COMPARED:
+                self._comparing.add(sample)
                 self._prepare_alone(ticket, sample)
             elif self.believed and sample.is_staged and sample.checksum is not None:
                 self.group.unused = 0
                 self.copied += 1
                 self._pass(ticket, place_of(sample.number, sample.block, sample.nbytes, sample.checksum))
-
-    def _may_compare(self, sample: SharedSample) -> bool:
-        """Returns whether this loader is to prepare the sample itself, to be compared.
-
-        What nobody has sent may never be: another loader may have prepared it for itself alone. A sample that is
-        there already is compared nevertheless.
-        """
-        known = sample.checksum is not None
-        return self._equal + sum(not known or each.checksum is not None for each in self.comparing) < COMPARED
 
     def grants(self) -> Iterator[bool]:
         """Grants samples that nobody has, or is about to have: one whenever it is asked to go on."""
@@ -375,7 +358,7 @@ class Sharer:
                     self._prepare_alone(ticket, sample)
 
     def _grant(self, ticket: int, sample: SharedSample) -> Iterator[bool]:
-        group, wanted = self.group, len(sample.wanted) > 1 or bool(sample.claims)
+        group, wanted = self.group, len(sample.wanted) > 1
         if self.is_late or (not wanted and (sample.begun or group.unused >= _UNUSED)):
             self._prepare_alone(ticket, sample)
         elif len(self.granted) < UNFINISHED * self._workers:
