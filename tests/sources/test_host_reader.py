@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from minato_gpu.engine import builder
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.sources import host_reader, shared_reader
 from minato_gpu.sources.host_reader import PROTOCOL, Answer, name_of
@@ -137,9 +138,10 @@ def test_others_go_on_whatever_becomes_of_the_first(files: Path, happens: signal
         assert whole(loader) == sums(files) and read(loader) == 0
 
 
-def test_the_reader_is_killed(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reader_is_killed(files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each goes on alone; the workers started next have another one, which reads all anew."""
-    loaders = [shared(files), shared(files)]
+    monkeypatch.setattr(builder, "READ_AHEAD", 0)  # or all might be read by then
+    loaders = [shared(files, prefetch_factor=1), shared(files, prefetch_factor=1)]
     iterators = [iter(loader) for loader in loaders]
     got = [[next(iterator)] for iterator in iterators]
     killed = pid_of(loaders[0])
