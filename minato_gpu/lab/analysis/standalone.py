@@ -1,19 +1,15 @@
 """Phases that need no step of the script: they run while it waits for a batch, or after it has ended.
 
-Preparation by itself, with different numbers of workers; and storage by itself, by reads of files that the page cache
-does not have, one at a time, then more at once. One read at a time takes latency + bytes / rate; many at once give the
-rate. So the two are told apart: max(bytes / rate, requests x latency / concurrency).
+Preparation by itself, with different numbers of workers; and storage, through the data set, whose files the page cache
+does not have: by how much longer a worker takes for a sample then, alone and beside others. A read alone takes latency
++ bytes / rate; many at once give the rate. So the two are told apart: max(bytes / rate, requests x latency /
+concurrency).
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count as numbered
 from itertools import cycle, islice
-from pathlib import Path
 from typing import NamedTuple
 
 from minato_gpu.lab.analysis import files
@@ -23,17 +19,8 @@ from minato_gpu.lab.analysis.profile import mean
 from minato_gpu.lab.analysis.subject import Subject
 from minato_gpu.samples import Key, Value
 
-LEVELS = (1, 2, 4, 8, 16)
 _NO_LONGER = 1.25  # times
-_STILL_CACHED = 0.05  # of the bytes: more, and the reads would tell of memory
-
-
-class Read(NamedTuple):
-    """A piece of a file."""
-
-    path: str
-    offset: int
-    nbytes: int
+_ROUNDING = 1e-6
 
 
 class Level(NamedTuple):
@@ -45,90 +32,25 @@ class Level(NamedTuple):
     bytes_per_s: float  # of all
 
 
-def pieces(paths: Sequence[str], nbytes: int) -> list[Read]:
-    """Returns the files cut into reads of that size, neighbours far apart, so that no read has the kernel read the
-    next."""
-    found: list[list[Read]] = []
-    for path in paths:
-        try:
-            size = Path(path).stat().st_size
-        except OSError:  # it has gone since
-            continue
-        found.append([Read(path, at, min(nbytes, size - at)) for at in range(0, size, max(nbytes, 1))])
-    longest = max(map(len, found), default=0)
-    rows = [[each[number] for each in found if number < len(each)] for number in range(longest)]
-    order = [*rows[0::2], *rows[1::2]]
-    return [read for row in order for read in row if read.nbytes]
-
-
-def probe(reads: Sequence[Read], seconds: float, clock: Callable[[], float]) -> list[Level]:
-    """Runs these reads at each level, each level its own share of them and of the seconds.
-
-    A level whose files could not be dropped from the page cache is left out.
-    """
-    levels = [at_once for at_once in LEVELS if len(reads) >= 4 * sum(LEVELS[: LEVELS.index(at_once) + 1])]
-    whole = sum(levels)
-    at, found = 0, []
-    for at_once in levels:
-        share = reads[at : at + len(reads) * at_once // whole]
-        at += len(share)
-        paths = list(dict.fromkeys(read.path for read in share))
-        files.drop(paths)
-        cached = files.cached_share(paths)
-        if cached is None or cached <= _STILL_CACHED:
-            found.append(_level(at_once, share, clock, clock() + seconds / len(levels)))
-    return [level for level in found if level.nbytes]
-
-
-def _level(at_once: int, reads: Sequence[Read], clock: Callable[[], float], until: float) -> Level:
-    numbers = numbered()
-
-    def work() -> list[tuple[float, int]]:
-        done: list[tuple[float, int]] = []
-        while (number := next(numbers)) < len(reads):
-            begin = clock()
-            if begin >= until and done:
-                break
-            nbytes = _read(reads[number])
-            done.append((clock() - begin, nbytes))
-        return done
-
-    begin = clock()
-    with ThreadPoolExecutor(at_once) as pool:
-        done = [each for future in [pool.submit(work) for _ in range(at_once)] for each in future.result()]
-    elapsed = max(clock() - begin, 1e-9)
-    nbytes = sum(each for _, each in done)
-    return Level(at_once, sum(each for each, _ in done) / len(done), nbytes / len(done), nbytes / elapsed)
-
-
-def _read(read: Read) -> int:
-    file = os.open(read.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # what was not asked for is another read's
-        return len(os.pread(file, read.nbytes, read.offset))
-    finally:
-        os.close(file)
-
-
 def rate_and_latency(levels: Sequence[Level]) -> tuple[float, float]:
     """Bytes a second, and seconds until a read's first byte, from at least one level.
 
-    Where many reads at once each take no longer than one by itself, the rate's limit has not been reached: there is at
-    least as much, and what a read takes is latency.
+    Where many reads at once each take no longer than one by itself, or storage was idle at times, the rate's limit has
+    not been reached: there is at least what all of them have at once, and what a read takes is latency.
     """
     first, last = min(levels), max(levels)
+    under_way = last.bytes_per_s * last.seconds / last.nbytes  # on average (Little's law)
+    alike = last.at_once > first.at_once and last.seconds <= _NO_LONGER * first.seconds
+    if alike or under_way < 1 - _ROUNDING:
+        return last.at_once * last.nbytes / max(last.seconds, _SHORTEST_S), first.seconds
     rate = max(level.bytes_per_s for level in levels)
-    if last.at_once > first.at_once and last.seconds < _NO_LONGER * first.seconds:
-        return rate, first.seconds
     return rate, max(0.0, first.seconds - first.nbytes / rate)
 
 
 _MOST = 2000  # batches
 _LEAST = 3
 _SHARE_FOR_READING = 0.05  # of the whole time
-_LARGEST_READ = 8 << 20
-_TIMES = 2.0  # what a read takes by itself
-_SOME_S = 5e-4
+_SHORTEST_S = 1e-6  # of a read: less is not measured
 _WORKERS = (1, 8)  # that wait for storage: more than cores, to see how many reads it serves at once
 
 
@@ -197,31 +119,25 @@ class Standalone:
         return list(islice(cycle(full), _MOST)) if full else []
 
     def _probe(self) -> None:
-        """Storage by itself, if the files can be dropped."""
+        """Storage, if the files can be dropped."""
         found = self._findings
         if not found.files or not found.nbytes or not found.meters["cold"].steps:
             return
-        seconds = self._box.seconds_for("storage", self._clock())
-        nbytes = min(math.ceil(found.nbytes / max(found.requests, 1.0)), _LARGEST_READ)
-        levels = probe(pieces(found.files, nbytes), seconds, self._clock)
-        waits = found.seconds_of("cold") - found.seconds_of("warm")
-        alone = levels[0].seconds * (found.requests or 1.0) if levels else 0.0
-        if not self._subject.is_stream and waits > max(_TIMES * alone, _SOME_S):
-            # the data set waits for more than its files: what it reads them through is the storage
-            levels = [level for count in _WORKERS if (level := self._through_data_set(count)) is not None]
-        if levels:
+        # a stream is shared out to its workers: another one
+        counts = (max(1, self._subject.workers),) if self._subject.is_stream else _WORKERS
+        if levels := [level for count in counts if (level := self._read_by(count)) is not None]:
             found.levels.append(rate_and_latency(levels))
         else:
-            found.note("Too few files were seen, or they could not be dropped, to measure storage by itself.")
+            found.note("Too few samples were seen, or their files could not be dropped, to measure storage.")
 
-    def _through_data_set(self, workers: int) -> Level | None:
-        """Measures how long workers wait for cold samples, beyond what these cost warm."""
+    def _read_by(self, workers: int) -> Level | None:
+        """Measures how long so many workers wait for cold samples, beyond what these cost warm."""
         found = self._findings
         files.drop(found.files)
         seen = self._subject.keys[: found.batches_seen]
         seconds = self._box.seconds_for("storage", self._clock())
         book, begin = f"through{workers}", self._clock()
-        for number, _ in enumerate(self._subject.like(book, workers=workers, batches=seen)):
+        for number, _ in enumerate(islice(self._subject.like(book, workers=workers, batches=seen), found.batches_seen)):
             if number >= workers and self._clock() - begin > seconds / 2:
                 break
         samples, _ = self._subject.book(book).read()

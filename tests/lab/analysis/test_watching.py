@@ -196,6 +196,8 @@ def test_rate_and_latency_are_told_apart() -> None:
     far = [Level(n, 0.05, 1e5, n * 1e5 / 0.05) for n in (1, 8)]
     assert standalone.rate_and_latency(far) == (1.6e7, 0.05)  # eight at once do not reach the limit
     assert standalone.rate_and_latency([Level(1, 0.01, 1e6, 1e8)]) == (1e8, 0.0)
+    busy = [Level(1, 2e-5, 1e4, 1e6), Level(8, 4e-5, 1e4, 8e6)]  # with preparation: storage is idle nearly always
+    assert standalone.rate_and_latency(busy) == pytest.approx((2e9, 2e-5))
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
