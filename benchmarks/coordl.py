@@ -70,10 +70,8 @@ def _row(what: str, by: str, paper: float | None = None) -> dict[str, Any]:
 
 
 def _found(row: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns a figure of a row and its spread, as ``found``."""
-    if "error" in row:
-        return {"error": row["error"]}
-    return {f"found{key.removeprefix(name)}": value for key, value in row.items() if key.startswith(name)}
+    """Returns a figure of a row as ``found``."""
+    return {"error": row["error"]} if "error" in row else {"found": row[name]}
 
 
 # --- simulated caches -------------------------------------------------------------------------------------------------

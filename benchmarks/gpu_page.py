@@ -8,7 +8,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 PAGES: Mapping[str, Sequence[str]] = {
-    "benchmarks/MEASUREMENTS.md": ("gpu", "gpu_tuned", "gpu_decoding", "gpu_checks"),
+    "benchmarks/MEASUREMENTS.md": ("gpu", "gpu_decoding"),
 }
 """Which page shows which tables."""
 
@@ -30,7 +30,6 @@ _VERSIONS = {
     "nvidia-nvimgcodec-cu13": "nvImageCodec",
     "nvidia-nvjpeg": "nvJPEG",
 }
-_OF_CHECKS = ("name", "case", "holds", "means", "error", "missing", "said")
 
 
 def described(document: Row) -> str:
@@ -47,15 +46,8 @@ def described(document: Row) -> str:
 def rows_of(name: str, document: Row) -> list[dict[str, Any]]:
     """The table's rows; none where the session has answered nothing that it shows."""
     rows = document["rows"]
-    if name == "gpu_checks":
-        checks = [row for row in rows if row["case"] == "checks"]
-        answered = any("holds" in row for row in checks)
-        return [{"name": row["name"], "answer": _answer(row), "figures": _figures(row)} for row in checks if answered]
     if name == "gpu_decoding":
         return [{**row, "cpu_ms": 1e3 * row["cpu_s_per_sample"]} for row in _measured(rows, "probe").values()]
-    if name == "gpu_tuned":
-        found = _measured(rows, "tune").items()
-        return [{**row, "loader": _NAMES[key], "tries": len(row["tried"])} for key, row in found]
     rates, training = _measured(rows, "rates"), _measured(rows, "training")
     return [
         _loader(key, rates.get(key, {}), training.get(key, {})) for key in _NAMES if key in rates or key in training
@@ -70,24 +62,6 @@ def _loader(name: str, rate: Row, trained: Row) -> dict[str, Any]:
     for key in ("step", "resident_step"):
         row[f"{key}_ms"] = None if trained.get(f"{key}_s") is None else 1e3 * trained[f"{key}_s"]
     return row | {"step_slowdown": trained.get("step_slowdown")}
-
-
-def _answer(row: Row) -> str:
-    if "holds" in row:
-        return "yes" if row["holds"] else "**no**"
-    why = str(row.get("missing") or row.get("error")).strip().splitlines()[-1]
-    return f"not known: {why}"
-
-
-def _figures(row: Row) -> str:
-    shown = {name: value for name, value in row.items() if name not in _OF_CHECKS}
-    return ", ".join(f"{name} {_short(value)}" for name, value in shown.items())
-
-
-def _short(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "yes" if value is True else "no" if value is False else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
 
 
 def _measured(rows: Sequence[Row], case: str) -> dict[str, Row]:

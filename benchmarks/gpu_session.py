@@ -12,9 +12,8 @@ written whenever a row is known: a measurement that dies, or a machine that goes
 
 ``--seconds`` is for all of that, this program's own start included: what a part leaves goes to those after it, and none
 begins what it has no time for. An ``--out`` that is there is gone on with: parts that are complete are not run again,
-unless ``--part`` names them. ``targets`` in the document says what was to be reached and what was. The photographs are
-made once, in ``--data``. Without a GPU the same code runs against the CPU stand-ins, which shows that it works; its
-figures mean nothing.
+unless ``--part`` names them. The photographs are made once, in ``--data``. Without a GPU the same code runs against the
+CPU stand-ins, which shows that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from benchmarks.isolate import excerpt, isolated
 from benchmarks.report import progress
 from benchmarks.session import gpu_tests, parts, probe
 from benchmarks.session.settings import NO_TIME, Request, Row, Settings, described
-from benchmarks.session.targets import targets
 from minato_gpu.lab.demo.photographs import make
 from minato_gpu.lab.report import write
 from pipelines import image_classification
@@ -61,7 +59,6 @@ _COLUMNS = (
     *("step_s", "step_p99_s", "step_slowdown"),
     *("max_levels", "content_ok", "rough", "missing", "error"),
 )
-_TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck")
 _LINE = 100  # characters of an error in a table
 _PHOTOGRAPHS_S = 50.0
 _FIGURE = "samples_per_s"
@@ -99,7 +96,6 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        self.content["targets"] = targets(self.rows)
         write(self.content, self.path)
 
 
@@ -205,7 +201,6 @@ def main(
         session(settings, wanted, record, end)
         shown = [{**row, "error": _last_line(row["error"])} if "error" in row else row for row in record.rows]
         report.print_table("gpu session", shown, _COLUMNS)
-        report.print_table("targets", record.content["targets"], _TARGET_COLUMNS)
         progress(f"written to {path}")
     if any(failed(row, wanted) for row in record.rows):
         raise SystemExit(1)

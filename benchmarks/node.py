@@ -13,7 +13,8 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from benchmarks import report
 from benchmarks.isolate import isolated
 from benchmarks.node_prepared import prepared
 from benchmarks.node_share import shared
-from benchmarks.turns import in_turns
+from benchmarks.turns import Row, measured_rows
 from minato_gpu import DataLoader
 
 RANKS = CORES = 2
@@ -73,8 +74,14 @@ def costs(count: int, mean_s: float, rng: random.Random) -> list[float]:
     return [usual * (SLOW_FACTOR if rng.random() < SLOW_SHARE else 1.0) for _ in range(count)]
 
 
-def run(ranks: Ranks, skew: float, steps: int, seed: int) -> float:
-    """Train ``steps`` steps; returns the share of the bound."""
+class Run(NamedTuple):
+    """The share of the bound."""
+
+    of_bound: float
+
+
+def run(ranks: Ranks, skew: float, steps: int, seed: int) -> Run:
+    """Train ``steps`` steps."""
     rng = random.Random(seed)
     seconds = [costs(BATCH * steps, MEAN_S * (skew if rank == 0 else 1.0), rng) for rank in range(RANKS)]
     step_s = sum(map(sum, seconds)) / CORES / BUSY / steps
@@ -89,7 +96,7 @@ def run(ranks: Ranks, skew: float, steps: int, seed: int) -> float:
     elapsed = max(found.get() for _ in started)
     for process in started:
         process.join()
-    return float((steps - 1) * step_s / elapsed)
+    return Run((steps - 1) * step_s / elapsed)
 
 
 def _train(ranks: Ranks, rank: int, seconds: list[float], step_s: float, barrier: Barrier, found: Queue[float]) -> None:
@@ -109,60 +116,43 @@ def _train(ranks: Ranks, rank: int, seconds: list[float], step_s: float, barrier
     found.put(elapsed)
 
 
-def measured(skew: float, repetitions: int, steps: int) -> list[dict[str, Any]]:
+def measured(skew: float, repetitions: int, steps: int) -> Iterator[Row]:
     """A row for each loader."""
-    case, rows, seeds = (
-        f"{RANKS} ranks, {CORES} cores, skew {skew}",
-        [],
-        dict.fromkeys((one.name for one in LOADERS), 0),
-    )
+    turns = Counter[str]()
 
-    def measure(ranks: Ranks) -> float:
-        seeds[ranks.name] += 1  # every loader has the same samples in its nth turn
-        return isolated(run, ranks, skew, steps, seeds[ranks.name], timeout_s=600)
+    def measure(ranks: Ranks) -> Run:
+        turns[ranks.name] += 1  # every loader has the same samples in its nth turn
+        return isolated(run, ranks, skew, steps, turns[ranks.name], timeout_s=600)
 
-    runs, errors = in_turns(case, LOADERS, repetitions, measure, lambda found: f"{found:.3f} of the bound")
-    for ranks in LOADERS:
-        row: dict[str, Any] = {"case": case, "loader": ranks.name, "clients": RANKS}
-        if found := runs[ranks.name]:
-            row |= report.summarise("of_bound", found)
-        rows.append(row | ({"error": errors[ranks.name]} if ranks.name in errors else {}))
-    return rows
+    case = f"{RANKS} ranks, {CORES} cores, skew {skew}"
+    for row in measured_rows(case, LOADERS, repetitions, measure, lambda found: f"{found.of_bound:.3f} of the bound")[
+        0
+    ]:
+        yield row | {"clients": RANKS}
 
 
-@click.command(help=__doc__)
-@report.command
+_SHOWN = (
+    *("loader", "of_bound", "of_bound_spread", "samples_per_s", "times_read", "recovery_s"),
+    *("prepared_share", "cpu_s", "ratio", "error"),
+)
+
+
+@report.benchmark("node", 5, shown=_SHOWN, batch_size=BATCH)
 @click.option("--steps", type=click.IntRange(min=4), default=100, show_default=True, help="Of each run.")
 @click.option(
     "--part",
     type=click.Choice(["ranks", "share", "prepared"]),
     help="Only ranks; or jobs that share what is read, or samples.",
 )
-def main(json_path: str | None, quick: bool, repetitions: int | None, steps: int, part: str | None) -> None:
-    steps, repetitions = (4, 1) if quick else (steps, repetitions or 5)
-    rows = []
+def main(quick: bool, repetitions: int, steps: int, part: str | None) -> Iterator[Row]:
+    steps = 4 if quick else steps
     if part in (None, "ranks"):
-        rows += [row for skew in SKEWS for row in measured(skew, repetitions, steps)]
+        for skew in SKEWS:
+            yield from measured(skew, repetitions, steps)
     if part in (None, "share"):
-        rows += shared(quick=quick, repetitions=repetitions)
+        yield from shared(quick=quick, repetitions=repetitions)
     if part in (None, "prepared"):
-        rows += prepared(steps=steps, repetitions=repetitions)
-    settings = {"batch_size": BATCH, "steps": steps, "repetitions": repetitions, "quick": quick}
-    columns = (
-        "loader",
-        "of_bound",
-        "of_bound_spread",
-        "samples_per_s",
-        "times_read",
-        "recovery_s",
-        "prepared_share",
-        "cpu_s",
-        "ratio",
-        "error",
-    )
-    report.publish(report.document("node", settings, rows), json_path, columns)
-    if any("error" in row for row in rows):
-        raise SystemExit(1)
+        yield from prepared(steps=steps, repetitions=repetitions)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ slowest of the others. TensorSocket (``peers/tensorsocket.py``) takes part where
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from importlib.util import find_spec
 from multiprocessing.queues import Queue
@@ -28,11 +27,10 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from benchmarks import report
 from benchmarks.isolate import isolated, tree_cpu_s
 from benchmarks.node_share import BATCH, JOBS, context
 from benchmarks.peers import tensorsocket
-from benchmarks.turns import in_turns, ratio_columns
+from benchmarks.turns import Row, measured_rows, ratio_columns
 from minato_gpu import DataLoader
 from pipelines import image_classification
 
@@ -96,8 +94,8 @@ class Sharing(NamedTuple):
 class Prepared(NamedTuple):
     """What came of a run."""
 
-    rate: float  # samples a second of the slowest job (or of the slowest of the fast ones)
-    prepared: float
+    samples_per_s: float  # of the slowest job (or of the slowest of the fast ones)
+    prepared_share: float
     cpu_s: float
 
 
@@ -169,32 +167,21 @@ def _train(at: int, sharing: Sharing, data: Counted, barrier: Barrier, found: Qu
 
 
 def prepared(
-    *,
-    steps: int,
-    repetitions: int,
-    cases: Mapping[str, tuple[type[Counted], tuple[Sharing, ...]]] = CASES,
-) -> list[dict[str, Any]]:
+    *, steps: int, repetitions: int, cases: Mapping[str, tuple[type[Counted], tuple[Sharing, ...]]] = CASES
+) -> Iterator[Row]:
     """A row for each case and loader, of so many batches."""
-    samples, rows = BATCH * steps, []
+    samples = BATCH * steps
     for case, (kind, loaders) in cases.items():
-        measure = functools.partial(_measured, kind, samples)
+
+        def measure(sharing: Sharing, kind: type[Counted] = kind) -> Prepared:
+            return isolated(run, kind, sharing, samples, timeout_s=900)
 
         def figures(found: Prepared) -> str:
-            return f"{found.rate:.1f} samples/s, prepared {found.prepared:.3f} times, {found.cpu_s:.1f} s of CPU"
+            return f"{found.samples_per_s:.1f} samples/s, prepared {found.prepared_share:.3f} times"
 
-        runs, errors = in_turns(case, loaders, repetitions, measure, figures)
-        base = [each.rate for each in runs[loaders[-2].name]]
-        for sharing in loaders:
-            row: dict[str, Any] = {"case": case, "loader": sharing.name, "clients": sharing.jobs}
-            if found := runs[sharing.name]:
-                row |= report.summarise("samples_per_s", [each.rate for each in found])
-                row |= report.summarise("prepared_share", [each.prepared for each in found])
-                row |= report.summarise("cpu_s", [each.cpu_s for each in found])
-                if len(found) == len(base):
-                    row |= ratio_columns("ratio", [each.rate for each in found], base)
-            rows.append(row | ({"error": errors[sharing.name]} if sharing.name in errors else {}))
-    return rows
-
-
-def _measured(kind: type[Counted], samples: int, sharing: Sharing) -> Prepared:
-    return isolated(run, kind, sharing, samples, timeout_s=900)
+        rows, runs = measured_rows(case, loaders, repetitions, measure, figures)
+        base = [each.samples_per_s for each in runs[loaders[-2].name]]
+        for row, sharing in zip(rows, loaders, strict=True):
+            rates = [each.samples_per_s for each in runs[sharing.name]]
+            compared = ratio_columns("ratio", rates, base) if rates and len(rates) == len(base) else {}
+            yield row | {"clients": sharing.jobs} | compared

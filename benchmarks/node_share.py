@@ -13,18 +13,17 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import report
 from benchmarks.isolate import isolated
 from benchmarks.storage import NBYTES, Declared
 from benchmarks.throttle import Throttle, server
-from benchmarks.turns import in_turns
+from benchmarks.turns import Row, measured_rows
 from minato_gpu import DataLoader
 
 JOBS, BATCH, LATENCY_MS = 4, 16, 20.0
@@ -57,11 +56,11 @@ class Jobs(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of a run. ``rate``: samples a second of the slowest job; ``wait_s``: the longest for a batch."""
+    """What came of a run. ``samples_per_s``: of the slowest job; ``recovery_s``: the longest wait for a batch."""
 
-    rate: float
+    samples_per_s: float
     times_read: float
-    wait_s: float
+    recovery_s: float
 
 
 SHARED = {"share": "benchmark"}
@@ -140,24 +139,16 @@ def _suffer(fault: str, loader: Any) -> None:
 
 def shared(
     *, quick: bool, repetitions: int, cases: Mapping[str, Sequence[Jobs]] = CASES, samples: int = 2400
-) -> list[dict[str, Any]]:
+) -> Iterator[Row]:
     """A row for each case and loader."""
     samples, latency_ms = (64, 2.0) if quick else (samples, LATENCY_MS)
-    rows = []
     for case, loaders in cases.items():
 
         def measure(jobs: Jobs) -> Found:
             return isolated(run, jobs, samples, latency_ms, timeout_s=600)
 
         def figures(found: Found) -> str:
-            return f"{found.rate:.0f} samples/s, read {found.times_read:.3f} times, waited {found.wait_s:.3f} s"
+            return f"{found.samples_per_s:.0f} samples/s, read {found.times_read:.3f} times"
 
-        runs, errors = in_turns(case, loaders, repetitions, measure, figures)
-        for jobs in loaders:
-            row: dict[str, Any] = {"case": case, "loader": jobs.name, "clients": jobs.clients}
-            if found := runs[jobs.name]:
-                row |= report.summarise("samples_per_s", [each.rate for each in found])
-                row |= report.summarise("times_read", [each.times_read for each in found])
-                row |= report.summarise("recovery_s", [each.wait_s for each in found])
-            rows.append(row | ({"error": errors[jobs.name]} if jobs.name in errors else {}))
-    return rows
+        for row, jobs in zip(measured_rows(case, loaders, repetitions, measure, figures)[0], loaders, strict=True):
+            yield row | {"clients": jobs.clients}

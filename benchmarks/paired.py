@@ -124,9 +124,6 @@ class Feeder:
         while True:
             yield from ready
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return self._count(job) * job.batch_bytes
-
     def close(self, loader: Any) -> None:
         loader.close()
 

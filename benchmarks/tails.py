@@ -12,11 +12,7 @@ in a fresh process, after another that took one batch, so that its files are in 
 its construction, cold; that epoch goes on without steps and warms the workers up; then the clock starts for the epochs
 that count. What a loader had prepared of those before the clock started (some overlap epochs) is taken off the work in
 its bound, and what it prepares meanwhile for later ones is added, so that it neither gains nor loses by it. Loaders
-take turns within each repetition. ``simulated_efficiency`` is what the loader's policy reaches under a virtual clock
-with as many samples in flight and the lateness that it allows: no interpreter lock, no copying, no messages but for a
-fixed time for each of this loader's dispatches; what happens too rarely to be foreseen is unknown to it here, too.
-``simulated_with_overhead``: where every sample takes as much longer as all processes together took CPU time beyond the
-work.
+take turns within each repetition.
 """
 
 from __future__ import annotations
@@ -32,8 +28,6 @@ from numpy.typing import NDArray
 from benchmarks import report, work
 from benchmarks.isolate import isolated, tree_cpu_s, tree_peak_rss_bytes
 from benchmarks.peers import COSTLY, TRIVIAL, Job, Loader
-from benchmarks.peers.minato import Minato
-from benchmarks.peers.pytorch import PyTorch
 from benchmarks.turns import cases_called, measured_rows, present
 from benchmarks.work import (
     Consumer,
@@ -47,10 +41,6 @@ from benchmarks.work import (
     sleep_overshoot_s,
     step,
 )
-from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION, simulate_peer
-from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
-from minato_gpu.lab.simulation.work import Outcome, Work
-from minato_gpu.scheduling.policy import Policy
 from minato_gpu.util.threads import usable_cores
 
 
@@ -130,7 +120,6 @@ class Run:
     prepared_ahead_s: float
     left_ahead_s: float
     cpu_s: float
-    peak_bytes_in_flight: int
     peak_rss_bytes: int
 
 
@@ -188,10 +177,6 @@ class Plan:
         work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
         return work.bound_s(self.first_s, work_s, steps_s, self.cores, ahead_s, left_s)
 
-    def overhead(self, cpu_s: float, ahead_s: float, left_s: float) -> float:
-        """CPU seconds of a run over those of its work alone."""
-        return cpu_s / (self.epochs * self.cpu_s - ahead_s + left_s)
-
     def job(self, log: WorkLog | None = None) -> Job:
         """What the loaders are asked to do; ``log`` notes when each sample is prepared."""
         dataset = Costly(self.operations, self.case.words, log)
@@ -221,7 +206,6 @@ def run(plan: Plan, loader: Loader) -> Run:
         prepared_ahead_s=ahead_s,
         left_ahead_s=left_s,
         cpu_s=cpu_s,
-        peak_bytes_in_flight=loader.peak_bytes_in_flight(made, job),
         peak_rss_bytes=tree_peak_rss_bytes(),
     )
     del batch  # views of a loader's shared memory would keep it from closing
@@ -269,10 +253,6 @@ def _alone(dataset: Costly) -> tuple[Int64, float]:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-_LATENESS = 8  # batches; what "bounded" allows
-_TRIP_S = 2e-4  # between a dispatch and its report, beyond the work
-
-
 def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterator[dict[str, Any]]:
     """A row for each loader on one case; the loaders take turns within each repetition."""
     timeout_s = 60 + 20 * plan.bound_s()
@@ -292,46 +272,7 @@ def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterat
             "cpu_s_alone": plan.cpu_s,
             "loader_settings": ", ".join(f"{key}={value}" for key, value in loader.settings(plan.job()).items()),
         }
-        if row["repetitions"]:
-            in_flight = int(row["peak_bytes_in_flight"]) // (8 * plan.case.words)
-            overhead = plan.overhead(row["cpu_s"], row["prepared_ahead_s"], row["left_ahead_s"])
-            row["simulated_efficiency"] = simulated(plan, loader, in_flight)
-            row["simulated_with_overhead"] = simulated(plan, loader, in_flight, overhead)
         yield row
-
-
-def simulated(plan: Plan, loader: Loader, in_flight: int, overhead: float = 1.0) -> float:
-    """The bound over the simulated time, with at most ``in_flight`` samples prepared and not delivered.
-
-    ``overhead``: every sample takes so many times its work.
-    """
-    outcome = _outcome(_work(plan, overhead), plan, loader, max(in_flight, plan.case.batch_size))
-    return plan.bound_s() / (outcome.makespan_s + plan.step_s)
-
-
-def _outcome(work: Work, plan: Plan, loader: Loader, window: int) -> Outcome:
-    if isinstance(loader, Minato):
-        fixed = loader.order == "in order"
-        window = -(-window // work.batch) * work.batch  # whole batches, of which some samples are not prepared yet
-        policy = Policy(window=window, fixed=fixed, max_lateness=0 if fixed else _LATENESS)
-        return VirtualLoader(work, policy, plan.step_s, trip_s=_TRIP_S).run()
-    lateness = 0 if loader.order == "in order" else work.batches
-    return simulate_peer(_peer_policy(loader), work, window, lateness, plan.step_s)
-
-
-def _peer_policy(loader: Loader) -> str:
-    whole_batches = isinstance(loader, PyTorch) or getattr(loader, "by_batch", False)
-    if not whole_batches:
-        return BY_COMPLETION
-    return BATCH_IN_ORDER if loader.order == "in order" else BATCH_OUT_OF_ORDER
-
-
-def _work(plan: Plan, overhead: float) -> Work:
-    """The timed epochs; costs are known from the one before, but for what happens too rarely to be foreseen."""
-    costs = plan.operations * (overhead * plan.cpu_s / float(plan.operations.sum()))
-    cpu = np.tile(costs, plan.epochs)
-    predicted = np.full_like(cpu, np.median(costs)) if plan.case.trivial else cpu
-    return Work(cpu, predicted, plan.case.batch_size, (len(costs),) * plan.epochs, plan.workers)
 
 
 @report.benchmark("tails", 3, step="emulated")

@@ -60,10 +60,6 @@ class DaliReaders:
     def make(self, job: Job) -> Iterable[Any]:
         return _Epochs(job, self.settings(job))
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        """The queue, the batch being taken from it, and what an epoch's short batch left of one."""
-        return (self.prefetch + 2) * job.batch_bytes
-
     def close(self, loader: Any) -> None:
         loader.graph, loader.left = None, ()
 

@@ -123,9 +123,6 @@ class Loader(Packaged, Protocol):
     def make(self, job: Job) -> Iterable[Any]:
         """The loader. Each ``iter`` of it is one epoch; each item a batch of shape (samples, words) of int64."""
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        """Bytes prepared and not delivered, at most: what the loader counted, or what its settings allow."""
-
     def close(self, loader: Any) -> None:
         """End its workers and give back its shared memory."""
 

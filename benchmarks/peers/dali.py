@@ -44,9 +44,6 @@ class DaliDynamic:
     def make(self, job: Job) -> Iterable[Any]:
         return Epochs(_Dynamic(self, job))
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return 4 * job.batch_bytes
-
     def close(self, loader: Any) -> None:
         loader.source = ()
 
@@ -154,9 +151,6 @@ class DaliProxy:
             multiprocessing_context="fork",
         )
         return loader
-
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return (2 * self.readers + 2) * job.batch_bytes
 
     def close(self, loader: Any) -> None:
         """Nothing to do: its workers end with the measuring process."""

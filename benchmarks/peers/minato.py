@@ -58,8 +58,5 @@ class Minato:
         )
         return loader
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return int(loader.stats()["bytes_in_flight_peak"])
-
     def close(self, loader: Any) -> None:
         """Nothing to do: its workers end when the connection to the measuring process closes."""

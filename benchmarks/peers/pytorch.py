@@ -49,8 +49,5 @@ class PyTorch:
             set_sharing_strategy(self.sharing)
         return DataLoader(job.dataset, batch_size=job.batch_size, collate_fn=job.collate, **chosen)
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return self.prefetch_factor * job.workers * job.batch_bytes if self.processes else job.batch_bytes
-
     def close(self, loader: Any) -> None:
         """Nothing to do: its workers end when the connection to the measuring process closes."""

@@ -76,14 +76,6 @@ class SpdlPool:
             threads += 1  # joins samples
         return _Running(builder.build(num_threads=threads, use_thread_output_queue=True))
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        samples = self._calls(job) * (job.batch_size if self.by_batch else 1)
-        batches = _SINK + _QUEUE
-        if not self.by_batch:
-            samples += _QUEUE
-            batches += 2 + _QUEUE  # the batch being gathered, the one being stacked, and the queue between
-        return samples * job.sample_bytes + batches * job.batch_bytes
-
     def close(self, loader: Any) -> None:
         loader.close()
 
@@ -116,9 +108,6 @@ class SpdlLoader:
             job.dataset, job.batch_size, collate_fn=job.collate, **job.shuffling, **self.settings(job)
         )
         return loader
-
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return (self.prefetch_factor + 1) * job.workers * job.batch_bytes
 
     def close(self, loader: Any) -> None:
         """Nothing to do: its workers end with each epoch."""
@@ -156,9 +145,6 @@ class SpdlRegion:
             builder.pipe(_prepare).aggregate(job.batch_size).pipe(_join)
         builder.to(MAIN_PROCESS).add_sink(_SINK)
         return _Running(builder.build(num_threads=1, use_thread_output_queue=True))
-
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return (_SINK + _QUEUE + 2 * job.workers * self.buffer) * job.batch_bytes
 
     def close(self, loader: Any) -> None:
         loader.close()
@@ -206,11 +192,6 @@ class SpdlSubprocess:
             )
         )
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        samples = job.workers * (job.batch_size if self.by_batch else 1) + (0 if self.by_batch else _QUEUE)
-        batches = _SINK + _QUEUE + self._segments + (0 if self.by_batch else 2 + _QUEUE)
-        return samples * job.sample_bytes + batches * job.batch_bytes
-
     def close(self, loader: Any) -> None:
         _drop(loader)
 
@@ -252,9 +233,6 @@ class SpdlSharded:
             for worker in range(job.workers)
         ]
         return Epochs(MergeIterator(parts))
-
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        return job.workers * 2 * self.buffer * job.batch_bytes
 
     def close(self, loader: Any) -> None:
         _drop(loader)

@@ -67,12 +67,6 @@ class TorchdataNodes:
         loader: Iterable[Any] = nodes.Loader(node)
         return loader
 
-    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
-        # The mapper's semaphore admits twice the workers; the prefetcher's its own number of batches.
-        calls = 2 * job.workers * (job.batch_size if self.by_batch else 1)
-        gathering = 0 if self.by_batch else job.batch_bytes
-        return calls * job.sample_bytes + gathering + self.prefetch * job.batch_bytes
-
     def close(self, loader: Any) -> None:
         """Nothing to do: its workers are daemons of the measuring process."""
 

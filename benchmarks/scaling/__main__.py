@@ -14,15 +14,10 @@ What a loader had prepared of that epoch before it began, and left prepared of t
 ``benchmarks.tails``). ``bare_of_bound``: what as many processes reach without any loader.
 
 ``main_us_per_sample``: CPU time of the training process, with all its threads and its consumer, which reads every byte.
-``workers_us_per_sample``: CPU time of all its descendants, the samples' own work included;
-``workers_beyond_us_per_sample``: without what that work takes as many bare processes. ``cores_at_bound``: all CPU time
-of a sample times the rate of the bound: above the machine's cores, the bound is out of reach.
+``workers_us_per_sample``: CPU time of all its descendants, the samples' own work included.
 
-``first_batch_s``: from construction, cold. ``first_epoch_of_bound``: of the first epoch from its first batch on.
-``next_us_p50``, ``next_us_p99``: of a third epoch's consumer, which leaves the loader more time than it needs.
-
-Where costs have a tail, ``window_allows`` and ``simulated`` say of this loader how close to the bound its window lets
-any policy come, and how close its own comes under a virtual clock.
+``first_batch_s``: from construction, cold. ``next_us_p50``, ``next_us_p99``: of a third epoch's consumer, which leaves
+the loader more time than it needs.
 
 What is measured: every combination of what ``--workers``, ``--cost``, ``--spread`` and ``--load`` say, or (``--named``)
 a list of cells.
@@ -37,7 +32,7 @@ from typing import Any
 import click
 
 from benchmarks import report
-from benchmarks.compare.ratios import OURS, against_peers
+from benchmarks.compare.ratios import against_peers
 from benchmarks.isolate import isolated
 from benchmarks.peers import Loader
 from benchmarks.scaling.cells import (
@@ -45,15 +40,14 @@ from benchmarks.scaling.cells import (
     LOADERS,
     NAMED,
     SPREADS,
-    TAILED,
     Cell,
     worth_trying,
 )
-from benchmarks.scaling.measure import Plan, Run, reach, rehearse, run
+from benchmarks.scaling.measure import Plan, Run, rehearse, run
 from benchmarks.turns import measured_rows, present
 
 _SHOWN = (
-    *("loader", "of_bound", "main_us_per_sample", "workers_us_per_sample", "window_allows", "first_batch_s"),
+    *("loader", "of_bound", "main_us_per_sample", "workers_us_per_sample", "first_batch_s"),
     *("next_us_p50", "ratio_to_peer", "ratio_to_peer_low", "ratio_to_peer_high", "error"),
 )
 SAMPLES = "sleep: emulated cores, only what loaders themselves spend is real"
@@ -80,10 +74,10 @@ def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterat
 
     rows, runs = measured_rows(plan.cell.name, loaders, repetitions, measure, figures)
     for row, loader in zip(rows, loaders, strict=True):
-        yield _with_cell(row, plan, loader) | against_peers(loader, loaders, runs)
+        yield _with_cell(row, plan) | against_peers(loader, loaders, runs)
 
 
-def _with_cell(row: dict[str, Any], plan: Plan, loader: Loader) -> dict[str, Any]:
+def _with_cell(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """The row with what is known of its cell, and CPU time in microseconds."""
     cell = plan.cell
     row |= {
@@ -102,13 +96,9 @@ def _with_cell(row: dict[str, Any], plan: Plan, loader: Loader) -> dict[str, Any
         row |= {
             "main_us_per_sample": main,
             "workers_us_per_sample": workers,
-            "workers_beyond_us_per_sample": workers - row["bare_us_per_sample"],
-            "cores_at_bound": (main + workers) / 1e6 * len(plan.costs_s) / plan.bound_s(),
             "next_us_p50": 1e6 * row["next_p50_s"],
             "next_us_p99": 1e6 * row["next_p99_s"],
         }
-    if cell.spread in TAILED and loader.name.startswith(OURS):
-        row |= reach(plan, in_order=loader.order == "in order")._asdict()
     return row
 
 

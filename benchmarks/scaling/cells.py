@@ -25,7 +25,7 @@ from benchmarks.work import TRIVIAL_WORDS, Costs, Int64, Slept, kits19
 
 SPREADS = ("none", "half", "tail", "speech", "segmentation")
 TAILED = SPREADS[2:]
-"""The spreads whose targets are also for a consumer that trains."""
+"""The spreads that have a tail."""
 
 BATCH_SIZE = 64
 _EPOCH_S = 2.5  # of an epoch at the bound, at least

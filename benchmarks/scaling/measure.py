@@ -1,4 +1,4 @@
-"""One run of one loader on one cell, the bound that it is measured against, and what this loader's policy reaches."""
+"""One run of one loader on one cell, and the bound that it is measured against."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,6 @@ from benchmarks.peers import Loader
 from benchmarks.scaling import cells as samples
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
 from benchmarks.work import Consumer, Int64, Slept, WorkLog, sleep_overshoot_s, step
-from minato_gpu.lab.simulation.bounds import held_bound
-from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
-from minato_gpu.lab.simulation.work import Work
-from minato_gpu.scheduling.policy import Policy
 
 _EPOCHS = 3  # the first, the one that is measured, and the one whose consumer's batches are ready
 _BARE_S = 1.0
@@ -150,15 +146,11 @@ class Run:
 
     samples_per_s: float
     of_bound: float
-    first_epoch_of_bound: float
     first_batch_s: float
     main_s_per_sample: float
     workers_s_per_sample: float
     next_p50_s: float
     next_p99_s: float
-    nexts: int
-    ahead_s: float
-    left_s: float
 
     @property
     def cpu_s_per_sample(self) -> float:
@@ -174,9 +166,7 @@ def run(plan: Plan, loader: Loader) -> Run:
     consumer = Consumer()
     start = time.perf_counter()
     made = loader.make(asked)
-    first, began, ended = _epoch(made, plan, consumer)
-    before_s = log.done_before(began, 0, plan.worth_s)
-    first_bound_s = plan.bound_s(before_s, log.done_before(ended, 1, plan.worth_s))
+    first = _epoch(made, plan, consumer)
     workers_s, main_s, clock, moment = descendants_cpu_s(), time.process_time(), time.perf_counter(), time.monotonic()
     _epoch(made, plan, consumer)
     elapsed_s, end, main_s = time.perf_counter() - clock, time.monotonic(), time.process_time() - main_s
@@ -188,15 +178,11 @@ def run(plan: Plan, loader: Loader) -> Run:
     return Run(
         samples_per_s=count / elapsed_s,
         of_bound=plan.bound_s(ahead_s, left_s) / elapsed_s,
-        first_epoch_of_bound=first_bound_s / (ended - began),
         first_batch_s=first - start,
         main_s_per_sample=main_s / count,
         workers_s_per_sample=workers_s / count,
         next_p50_s=float(p50),
         next_p99_s=float(p99),
-        nexts=len(nexts_s),
-        ahead_s=ahead_s,
-        left_s=left_s,
     )
 
 
@@ -206,17 +192,16 @@ def rehearse(plan: Plan, loader: Loader) -> None:
         break
 
 
-def _epoch(made: Iterable[Any], plan: Plan, consumer: Consumer) -> tuple[float, float, float]:
-    """One epoch: the moment of its first batch (``perf_counter``), the same and its end (``monotonic``)."""
-    first = began = 0.0
+def _epoch(made: Iterable[Any], plan: Plan, consumer: Consumer) -> float:
+    """One epoch; returns the moment of its first batch."""
+    first = 0.0
     for batch in made:
-        if not first:
-            first, began = time.perf_counter(), time.monotonic()
+        first = first or time.perf_counter()
         if plan.cell.load:
             step(consumer, batch, plan.step_s - plan.step_overshoot_s)
         else:
             consumer.read(batch)
-    return first, began, time.monotonic()
+    return first
 
 
 def _nexts(made: Iterable[Any], batch_s: float) -> list[float]:
@@ -233,32 +218,3 @@ def _nexts(made: Iterable[Any], batch_s: float) -> list[float]:
             break
         step(consumer, batch, step_s)
     return took[_WARM_NEXTS:-1]
-
-
-# --- what this loader's window allows, and what its policy reaches under a virtual clock ------------------------------
-
-
-_EPOCHS = 3
-_PREFETCH = 2  # batches of the window for each worker: the default
-_LATENESS = 8  # batches: what "bounded" allows
-
-
-class Reach(NamedTuple):
-    """``window_allows``: no policy with this window and lateness can be closer to the bound; ``simulated``: ours is."""
-
-    window_allows: float
-    simulated: float
-
-
-def reach(plan: Plan, *, in_order: bool) -> Reach:
-    """For this loader in its order."""
-    count, rng = len(plan.costs_s), np.random.default_rng(0)
-    costs_s = np.concatenate([plan.worth_s[rng.permutation(count)] for _ in range(_EPOCHS)])
-    work = Work(costs_s, costs_s, BATCH_SIZE, (count,) * _EPOCHS, plan.cell.workers)
-    window, lateness = _PREFETCH * plan.cell.workers * BATCH_SIZE, 0 if in_order else _LATENESS
-    policy = Policy(window=window, fixed=in_order, max_lateness=lateness)
-    times = VirtualLoader(work, policy, plan.step_s).run().times
-    least_s = max(plan.work_s, plan.batches * plan.step_s)
-    middle_s = float(times[2 * plan.batches - 1] - times[plan.batches - 1])
-    held_s = held_bound(work, window, lateness, plan.step_s)
-    return Reach(min(1.0, _EPOCHS * least_s / held_s), least_s / middle_s)

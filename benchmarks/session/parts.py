@@ -44,7 +44,7 @@ def peers(settings: Settings) -> list[Contender]:
 
 
 def rates(request: Request) -> Iterator[Row]:
-    """No step: how fast each loader is. ``hybrid_of_sum`` is in the targets."""
+    """No step: how fast each loader is."""
     return _compared(request, steps.EMPTY)
 
 

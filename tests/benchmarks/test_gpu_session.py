@@ -55,7 +55,6 @@ def test_every_part_at_toy_size(tmp_path: Path) -> None:
         assert all(("resident_step_p99_s" in row) == (case == "training") for row in measured)
     assert list(rows["memory"]) == ["hybrid", "hybrid, budget", "dali"]
     assert all(row["device_bytes_peak"] > 0 for row in rows["memory"].values())
-    assert all(target["measured"] is not None for target in content["targets"])
 
 
 # --- the GPU tests and parity ------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.isolate import MeasurementError
@@ -17,7 +16,6 @@ from benchmarks.session import probe
 from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes, summary
 from benchmarks.session.probe import Way
 from benchmarks.session.settings import Request, Row, Settings
-from benchmarks.session.targets import targets
 from benchmarks.session.work import Content
 from minato_gpu.device import nvjpeg
 
@@ -137,35 +135,3 @@ def test_the_fastest_way_that_is_right_is_taken(tmp_path: Path, monkeypatch: pyt
     assert decision["passed"] and decision["way"] == "whole, engine, waiting"
     probe.decide([{"case": "probe", **decision}])
     assert (nvjpeg.decodes_regions(), nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (False, 0.9, True)
-
-
-# --- which targets are met --------------------------------------------------------------------------------------
-
-
-def loader_row(case: str, name: str, *rates: float, **more: Any) -> dict[str, Any]:
-    rate = float(np.median(rates))
-    return {"case": case, "name": name, "batch": 100, "samples_per_s": rate, "samples_per_s_each": list(rates), **more}
-
-
-def found(rows: list[dict[str, Any]], name: str, case: str) -> dict[str, Any]:
-    (row,) = (row for row in targets(rows) if row["name"] == name and row["case"].startswith(case))
-    return row
-
-
-@pytest.mark.parametrize(("hybrid", "met"), [((28.0, 27.5), True), ((26.0, 26.5), False)])
-def test_hybrid_of_sum(hybrid: tuple[float, float], met: bool) -> None:
-    """Of 15 and 20 samples/s; the device lane takes two of the six cores that the CPU lane needs for its own."""
-    rows = [
-        loader_row("rates", "cpu", 15, 15, cores_busy_each=[6.0, 6.0]),
-        loader_row("rates", "device", 20, 20, 20, cores_busy_each=[2.0, 2.0, 2.0]),
-    ]
-    row = found([*rows, loader_row("rates", "hybrid", *hybrid)], "hybrid_of_sum", "rates")
-    assert row["met"] is met and row["measured_low"] < row["measured"] < row["measured_high"]
-    assert row["measured"] == pytest.approx(np.sqrt(hybrid[0] * hybrid[1]) / 30)
-
-
-@pytest.mark.parametrize(("resident_step_s", "target"), [(100 / 14.0, 1.0), (100 / 16.0, 1.5)])
-def test_training_must_be_faster_where_it_can_be(resident_step_s: float, target: float) -> None:
-    rows = [loader_row("training", "hybrid", 12.0, resident_step_s=resident_step_s), loader_row("training", "dali", 10)]
-    row = found(rows, "ratio_to_best_peer", "training")
-    assert row["target"] == target and row["met"] is (target == 1.0)
