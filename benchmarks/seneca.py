@@ -86,7 +86,7 @@ def epoch_s(machine: Machine, shares: Shares, samples: int) -> float:
     prepare_s[decoded] = _WORKERS / machine.augment
     work = Work(prepare_s, prepare_s, _BATCH, (samples,), _WORKERS)
     policy = Policy(_AHEAD * _WORKERS * _BATCH, fixed=True, max_lateness=0)
-    prepared = VirtualLoader(work, policy, _BATCH / machine.gpu, trip_s=TRIP_S, precise=True).run().makespan_s
+    prepared = VirtualLoader(work, policy, _BATCH / machine.gpu, trip_s=TRIP_S).run().makespan_s
     return max(prepared, (1 - shares.fields - shares.raw) * samples * _ENCODED / machine.storage)
 
 

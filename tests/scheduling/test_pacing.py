@@ -118,7 +118,7 @@ def _run(slots: int, *, known: m.LaneCosts | None = None, says: bool = True) -> 
     come: by how much the run is longer than its work, and how many leases it takes."""
     cost = np.full(320, 0.01)
     work = Work(cost, cost, 16, (320,), slots)
-    loader = VirtualLoader(work, Policy(2 * slots * 16), trip_s=1e-4, precise=True)
+    loader = VirtualLoader(work, Policy(2 * slots * 16), trip_s=1e-4)
     handle, leases = loader.scheduler.handle, 0
 
     def told(event: m.Event) -> list[m.Instruction]:
@@ -319,7 +319,7 @@ def test_a_window_of_cheap_batches_grows_within_its_bytes() -> None:
 def simulated(work: Work, more_batches: int, window_bytes: int = 1 << 30, period: float = 0.0) -> tuple[float, int]:
     """Seconds, and batches by which the window grew; at first it has four. (A simulated sample takes 1,000 bytes.)"""
     policy = Policy(4 * work.batch, more_batches=more_batches, window_bytes=window_bytes)
-    loader = VirtualLoader(work, policy, period, trip_s=2e-4, precise=True)
+    loader = VirtualLoader(work, policy, period, trip_s=2e-4)
     return loader.run().makespan_s, loader.scheduler.window.longest
 
 

@@ -103,7 +103,7 @@ class SimulatedRank:
                 window, fixed=profile.in_order, max_lateness=0 if profile.in_order else profile.max_lateness
             )
             outcome = VirtualLoader(
-                work, policy, steps=away.ravel().tolist(), ahead=int(profile.overlap), trip_s=TRIP_S, precise=True
+                work, policy, steps=away.ravel().tolist(), ahead=int(profile.overlap), trip_s=TRIP_S
             ).run()
         times = outcome.times.reshape(away.shape)[:count]
         seconds = self._seconds(times, away[:count]) + first_read_s * (not profile.overlap)

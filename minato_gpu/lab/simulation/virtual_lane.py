@@ -57,13 +57,12 @@ class SampleProgress:
 class ChunkRun:
     """A chunk on its slot."""
 
-    __slots__ = ("_serials", "begin", "chunk", "ends", "told", "version")
+    __slots__ = ("_serials", "begin", "chunk", "ends", "version")
 
     def __init__(self, chunk: m.Chunk, begin: float, ends: list[float]) -> None:
         self.chunk = chunk
         self.begin = begin
         self.ends = ends  # when each sample becomes ready
-        self.told = 0  # samples that were reported
         self.version = 0
         self._serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)]
 
@@ -71,23 +70,9 @@ class ChunkRun:
         """Returns how many samples are ready by now."""
         return sum(end <= now for end in self.ends)
 
-    def newly(self, done: int) -> tuple[list[int], float]:
-        """Returns the samples that are new in this report, and the seconds that they took."""
-        since = self.ends[self.told - 1] if self.told else self.begin
-        serials, seconds = self.serials()[self.told : done], self.ends[done - 1] - since
-        self.told = done
-        return serials, seconds
-
     def serials(self) -> list[int]:
         """Returns its samples, but for those that were taken back."""
         return self._serials[: len(self.ends)]
-
-    def ends_within(self, first: int, stop: int) -> list[float]:
-        """Returns when those of its samples in this range become ready that were not reported."""
-        if all(hi <= first or lo >= stop for lo, hi in self.chunk.spans):
-            return []
-        untold = zip(self._serials[self.told :], self.ends[self.told :], strict=False)
-        return [end for serial, end in untold if first <= serial < stop]
 
 
 class VirtualLane:

@@ -40,9 +40,8 @@ class VirtualLoader:
 
     ``period``: seconds that the consumer takes for a batch (0: it asks again at once); ``steps``: of each batch, all
     epochs in a row, instead. ``ahead``: how many epochs after the present one may be admitted before it has ended, 0 or
-    1; None: any number. ``trip_s``: how long a report takes to the scheduler and its answer back. ``precise``: what is
-    finished of leases that are under way is reported as soon as it completes the batch that the consumer waits for, as
-    in production. ``far``: lanes of other machines, by name.
+    1; None: any number. ``trip_s``: how long a report takes to the scheduler and its answer back. ``far``: lanes of
+    other machines, by name.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class VirtualLoader:
         steps: Sequence[float] = (),
         ahead: int | None = None,
         trip_s: float = 0.0,
-        precise: bool = False,
         far: Mapping[str, FarNode] = MappingProxyType({}),
     ) -> None:
         self.scheduler = Scheduler(policy)
@@ -65,7 +63,6 @@ class VirtualLoader:
             None if costs is None else costs.tolist() for costs in (work.predicted_cpu, work.predicted_device)
         ]
         self._admitted = 0  # batches
-        self._precise, self._complete_at = precise, -1.0
         self._samples = SampleProgress(work)
         self._far, self._away = far, {name: set[int]() for name in far}  # chunks that are there, or on their way
         self._events: list[tuple[float, int, str, object]] = []
@@ -106,7 +103,6 @@ class VirtualLoader:
         """Does all that can be done now; returns whether every batch has been delivered."""
         self._admit()
         self._consume()
-        self._listen()
         return len(self._delivered) == self._work.batches
 
     def _next_at(self) -> float:
@@ -146,8 +142,6 @@ class VirtualLoader:
         elif kind == "report":
             assert isinstance(what, tuple)
             self._arrive(*what)
-        elif kind == "complete" and what == self._complete_at:
-            self._take_awaited()
 
     def _ends(self, time: float, lane: VirtualLane, run: ChunkRun) -> None:
         self._push(time, "end", (lane, run, run.version))
@@ -160,7 +154,7 @@ class VirtualLoader:
         if chunk.kind == "inspect":
             self._tell(self._inspected(run))
             return
-        serials, spent = run.newly(count)
+        serials, spent = run.serials(), run.ends[-1] - run.begin
         if lane.kind == m.DEVICE:
             self._device_s += spent
             self.made_on.update(dict.fromkeys(serials, chunk.lane))
@@ -210,33 +204,6 @@ class VirtualLoader:
             for running in lane.look(now):
                 self._tell(running)
         self._tell(m.Tick(now))
-
-    def _listen(self) -> None:
-        """Schedules a report for when what runs now completes the batch that the consumer waits for."""
-        awaited = self.scheduler.awaited if self._precise and self._asked else None
-        if awaited is None:
-            return
-        lo, hi = awaited.span
-        ends = [end for run in self._leases() for end in run.ends_within(lo, hi)]
-        if len(ends) < awaited.need:
-            return
-        complete = sorted(ends)[awaited.need - 1] + self._trip_s
-        if complete != self._complete_at:
-            self._complete_at = complete
-            self._push(max(self._now, complete), "complete", complete)
-
-    def _leases(self) -> list[ChunkRun]:
-        """Returns chunks that are under way, and whose samples will then be ready."""
-        running = [run for lane in self._lanes.values() for run in lane.running.values()]
-        return [run for run in running if run.chunk.kind == "run" and run.chunk.stop < 0]
-
-    def _take_awaited(self) -> None:
-        """Reports what is finished of leases that are under way."""
-        for run in self._leases():
-            done = run.done(self._now)
-            if run.told < done < len(run.ends) and run.chunk.stop < 0:
-                serials, seconds = run.newly(done)
-                self._tell(m.Finished(self._now, run.chunk.number, done, seconds, 1000 * len(serials), final=False))
 
     # --- the shell ------------------------------------------------------------------------------------------
 
