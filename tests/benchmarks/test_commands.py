@@ -35,11 +35,19 @@ class Toy(NamedTuple):
 TOYS = (
     Toy("caches", "hit_rate belady of_belady", 84),
     Toy("cluster --case '12 KB, 4' --case killed", "samples_per_s of_bound main_us recovery_s", 3),
+    Toy(
+        "compare image_classification --loader 'pytorch in order' --loader 'minato_gpu in order'",
+        *("samples_per_s efficiency cpu_s_per_sample peak_pss_bytes", 2),
+    ),
     Toy("coordl", "found paper", 16),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("paired --class arrays", "samples_per_s cpu_us batch_ms penalty", 4),
     Toy("peer_epochs", "times_read remote expected", 10, ("hosts", {2, 3, 4})),
     Toy("saves", "save_p50_us save_cpu_p99_us own_bytes batch_us saved_batch_us", 16, ("window", {256, 4096})),
+    Toy(
+        "scaling --workers 2 --cost 1 --loader 'pytorch in order' --loader minato_gpu",
+        *("samples_per_s of_bound first_batch_s main_us_per_sample workers_us_per_sample ratio_to_peer", 3),
+    ),
     Toy("seneca", "paper_s mean_s time_s of_mean", 15),
     Toy("swap", "epoch_s wait_p99_ms first_epoch_s", 4),
     Toy("storage --loader pytorch", "of_bound samples_per_s", 2),

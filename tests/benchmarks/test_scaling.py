@@ -1,26 +1,20 @@
-"""The scaling benchmark: its cells, its data, its bound, its command and its table."""
+"""The scaling benchmark: its cells, its data, its bound."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks.compare.ratios import scaling_summary as summary
 from benchmarks.isolate import descendants_cpu_s
-from benchmarks.readme import markdown
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
     SPREADS,
     Cell,
 )
 from benchmarks.scaling.measure import Bare, Plan
-from tests.support import programs
-
-_FIGURES = ("samples_per_s", "of_bound", "first_batch_s", "main_us_per_sample")
 
 
 def _plan(cell: Cell, batches: int = 20) -> Plan:
@@ -64,23 +58,3 @@ def test_the_time_of_grandchildren_that_have_ended_counts() -> None:
         found = descendants_cpu_s() - before
         parent.communicate(b"\n")
     assert found > 0.15
-
-
-@pytest.mark.on_request  # twenty seconds, of what is benchmarks' own
-@pytest.mark.timeout(180)
-def test_the_command_and_its_table() -> None:
-    asked = ["--workers", "2", "--cost", "1", "--spread", "half", "--spread", "none"]
-    loaders = ["--loader", "pytorch in order", "--loader", "pytorch out of order", "--loader", "minato_gpu"]
-    said = programs.run("benchmarks.scaling", "--quick", "--json", "-", *asked, *loaders)
-    document = json.loads(said)
-    rows = document["rows"]
-    assert "sleep" in document["settings"]["samples"] and document["settings"]["quick"] is True
-    assert [row["spread"] for row in rows] == ["half"] * 4 + ["none"] * 4
-    for row in rows:
-        assert (row["workers"], row["cost_ms"]) == (2, 1.0) and "error" not in row
-        assert all(row[key] > 0 for key in _FIGURES) and row["of_bound"] < 1.5
-        assert {"workers_us_per_sample", "next_us_p50", "next_us_p99"} <= row.keys()
-    ours = [row for row in rows if row["loader"].startswith("minato_gpu")]
-    assert {row["best_peer"] for row in ours} == {"pytorch in order", "pytorch out of order"}
-    text = markdown("scaling_named", rows)
-    assert all(f"| {row['case']} |" in text for row in summary(rows)) and len(summary(rows)) == 2

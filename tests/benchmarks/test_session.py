@@ -1,4 +1,4 @@
-"""What the GPU session measures with: the data, the model, its step."""
+"""What the GPU session measures with: the data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import default_collate
 
-from benchmarks.session import loaders, steps, work
+from benchmarks.session import loaders, work
 from benchmarks.session.loaders import Crops, finished
 from benchmarks.session.settings import Settings
 from benchmarks.work import ContentError
@@ -70,21 +69,3 @@ def test_peers_prepare_the_samples_of_the_pipeline(photographs: Path) -> None:
     other.add({**batch, "label": batch["label"] + 1})
     with pytest.raises(ContentError, match="label of samples"):
         other.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False)
-
-
-# --- the step ----------------------------------------------------------------------------------------------------
-
-
-def test_a_step_trains(photographs: Path) -> None:
-    chosen = settings(photographs)
-    torch.manual_seed(0)
-    step = steps.Training(chosen)
-    batch = next(steps.resident(chosen))
-    watch = steps.Stopwatch("cpu")
-    losses = []
-    for _ in range(6):
-        watch.time(step, batch)
-        assert step.loss is not None
-        losses.append(float(step.loss))
-    assert losses[-1] < losses[0]
-    assert len(watch) == len(watch.seconds()) == 6 and min(watch.seconds()) > 0

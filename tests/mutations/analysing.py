@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         "what this machine cannot run is said to be verifiable",
-        "lab/analysis/questions.py",
+        "lab/analysis/predict.py",
         "value == own or runs_here)",
         "True)",
         ("lab/analysis/test_whatif.py",),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
+from minato_gpu.lab.analysis.predict import answer
 from minato_gpu.lab.analysis.profile import Profile
-from minato_gpu.lab.analysis.questions import answer
 from minato_gpu.lab.analysis.script import Result
 from minato_gpu.lab.analysis.verdict import verdict
 from minato_gpu.lab.console import show

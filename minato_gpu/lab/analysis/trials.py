@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis import files
 from minato_gpu.lab.analysis.phases import LEAST, Meter, settling
+from minato_gpu.lab.analysis.predict import points
 from minato_gpu.lab.analysis.profile import CannotTry, Setting, Trial
-from minato_gpu.lab.analysis.questions import points
 from minato_gpu.lab.analysis.script import in_one_line
 from minato_gpu.samples import Value
 

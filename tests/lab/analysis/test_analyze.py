@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from minato_gpu.lab.analysis import questions, script, tables
+from minato_gpu.lab.analysis import predict, script, tables
 from minato_gpu.lab.analysis.profile import Phase, profile_from
 from minato_gpu.lab.analysis.script import ScriptOrder
 from minato_gpu.lab.cli import main
@@ -57,7 +57,7 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forked")
 @pytest.mark.timeout(240)
 def test_other_settings_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "answer", partial(questions.answer, draws=1))  # as it is about what is said
+    monkeypatch.setattr(tables, "answer", partial(predict.answer, draws=1))  # as it is about what is said
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
     left, report = tmp_path / "out.json", tmp_path / "new" / "out.html"
     given = ("--seconds", "1", "--verify", "--json", str(left), "--report", str(report))
@@ -83,7 +83,7 @@ def test_the_page_needs_nothing_else_and_quotes_what_is_not_its_own(
     phase = Phase(4, 4.0, 1.0, (0.5, 1.0, 1.0, 1.5))
     profile = a_profile(samples=32, phases=dict.fromkeys(("compute", "warm", "cold"), phase), slowest=((0.2, NASTY),))
     monkeypatch.setattr(script, "run", lambda order: script.Result("complete", 0, profile=profile))
-    monkeypatch.setattr(tables, "answer", partial(questions.answer, draws=1))
+    monkeypatch.setattr(tables, "answer", partial(predict.answer, draws=1))
     report = tmp_path / "out.html"
     _analyze("--report", str(report), written(tmp_path, "pass"))
     page = report.read_text(encoding="utf-8")

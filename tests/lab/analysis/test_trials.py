@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.lab.analysis.phases import SHARES, TimeBox
+from minato_gpu.lab.analysis.predict import answer, points
 from minato_gpu.lab.analysis.profile import CannotTry, Profile, Setting, Trial
-from minato_gpu.lab.analysis.questions import answer, points
 from minato_gpu.lab.analysis.trials import Trials
 
 BATCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]

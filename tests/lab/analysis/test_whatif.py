@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from minato_gpu.lab.analysis.predict import AS_MEASURED, Predictor
+from minato_gpu.lab.analysis.predict import AS_MEASURED, Predictor, answer
 from minato_gpu.lab.analysis.profile import Setting, Storage
-from minato_gpu.lab.analysis.questions import answer
 from tests.lab.analysis.conftest import a_profile
 
 PREPARE_S = 0.64  # 128 samples of 10 ms, two workers
