@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from minato_gpu.lab import report
 from minato_gpu.lab.console import show
 from minato_gpu.lab.demo import photographs, picture
-from minato_gpu.lab.demo.training import LANES, Tally, TrainingOutcome, TrainingSettings, train
+from minato_gpu.lab.demo.training import LANES, Tally, TrainingSettings, train
 from minato_gpu.samples import JSON
 
 _SHOWN = (
@@ -42,12 +42,14 @@ def run(
     settings = TrainingSettings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
     with console.status("training"):
-        outcome = train(settings)
-    document = summary(outcome, _said(settings, size if data is None else None))
+        tallies, stats, timelines = zip(*train(settings), strict=True)
+    said = {"command": "demo", "photographs_made": size if data is None else None, **asdict(settings)}
+    del said["data"]  # a path of the user's
+    document = summary(tallies, stats, said | {"device": device or "cpu"})
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")
     samples = f"{document['samples_expected'] // epochs:,}"
-    picture.draw(outcome.timelines, out / "timeline.png", f"How the loader spent its time on {samples} photographs")
+    picture.draw(timelines, out / "timeline.png", f"How the loader spent its time on {samples} photographs")
     show(console, "What the loader did", document["rows"], _SHOWN)
     console.print(f"left {out / 'summary.json'} and {out / 'timeline.png'}")
     return document
@@ -65,19 +67,14 @@ def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
     return folder
 
 
-def _said(settings: TrainingSettings, made: int | None) -> dict[str, JSON]:
-    """The settings as they go into the document: without the path of the user's data."""
-    said = {"command": "demo", "photographs_made": made, **asdict(settings), "device": settings.device or "cpu"}
-    del said["data"]
-    return said
-
-
-def summary(outcome: TrainingOutcome, settings: Mapping[str, JSON]) -> dict[str, JSON]:
+def summary(
+    tallies: Sequence[Tally], stats: Sequence[Mapping[str, JSON]], settings: Mapping[str, JSON]
+) -> dict[str, JSON]:
     """The JSON document of a run, with the totals over all epochs beside ``rows``, one row for each epoch.
 
     ``samples_delivered`` is counted by the training loop, ``samples_by_lane`` by the loader.
     """
-    rows = [epoch_row(tally, stats) for tally, stats in zip(outcome.tallies, outcome.stats, strict=True)]
+    rows = [epoch_row(*each) for each in zip(tallies, stats, strict=True)]
     delivered = sum(row["samples_delivered"] for row in rows)
     elapsed = sum(row["elapsed_s"] for row in rows)
     return report.document(
@@ -86,13 +83,13 @@ def summary(outcome: TrainingOutcome, settings: Mapping[str, JSON]) -> dict[str,
         samples_expected=sum(row["samples_expected"] for row in rows),
         samples_delivered=delivered,
         samples_by_lane={lane: sum(row[f"samples_{lane}_lane"] for row in rows) for lane in LANES},
-        every_sample_once=outcome.complete,
+        every_sample_once=all(tally.complete for tally in tallies),
         samples_per_s=delivered / elapsed if elapsed else None,
-        first_batch_s=rows[0]["first_batch_s"] if rows else None,
-        final_loss=rows[-1]["loss"] if rows else None,
-        final_accuracy=rows[-1]["accuracy"] if rows else None,
-        stalls=[stats["stalls"] for stats in outcome.stats],
-        longest_waits=[stats["longest_waits"] for stats in outcome.stats],
+        first_batch_s=rows[0]["first_batch_s"],
+        final_loss=rows[-1]["loss"],
+        final_accuracy=rows[-1]["accuracy"],
+        stalls=[each["stalls"] for each in stats],
+        longest_waits=[each["longest_waits"] for each in stats],
     )
 
 
@@ -101,7 +98,7 @@ def epoch_row(tally: Tally, stats: Mapping[str, JSON]) -> dict[str, JSON]:
     prediction = stats["prediction"]
     row = {
         "epoch": tally.epoch,
-        "samples_expected": tally.samples_expected,
+        "samples_expected": int(tally.expected.sum()),
         "samples_delivered": tally.samples,
         "samples_failed": stats["samples_failed"],
         "samples_repeated": stats["samples_repeated"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -68,20 +68,26 @@ class Tally:
     """The consumer's view of one epoch so far."""
 
     epoch: int
-    samples_expected: int
-    labels: Tensor
-    samples: int = 0
+    expected: Tensor  # samples of each class in the data set: int64 [classes]
+    came: Tensor  # of each class so far: int64 [classes]
     correct: int = 0
     loss_sum: float = 0.0
     elapsed_s: float = 0.0
 
     def add(self, labels: Tensor, logits: Tensor, loss: float) -> None:
         """Counts one batch: labels int64 [batch], logits [batch, classes], its mean loss."""
-        size = len(labels)
-        self.samples += size
         self.correct += int((logits.argmax(dim=1) == labels).sum())
-        self.loss_sum += loss * size
-        self.labels += torch.bincount(labels.cpu(), minlength=len(self.labels))
+        self.loss_sum += loss * len(labels)
+        self.came += torch.bincount(labels.cpu(), minlength=len(self.came))
+
+    @property
+    def samples(self) -> int:
+        return int(self.came.sum())
+
+    @property
+    def complete(self) -> bool:
+        """True if as many samples of every class came as the data set has."""
+        return torch.equal(self.came, self.expected)
 
     @property
     def loss(self) -> float:
@@ -92,25 +98,11 @@ class Tally:
         return self.correct / self.samples if self.samples else 0.0
 
 
-@dataclass(slots=True)
-class TrainingOutcome:
-    """Per epoch: the consumer's tally, the loader's statistics and its timeline."""
-
-    class_counts: Tensor
-    tallies: list[Tally] = field(default_factory=list)
-    stats: list[dict[str, JSON]] = field(default_factory=list)
-    timelines: list[dict[str, JSON]] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """True if every epoch delivered as many samples of every class as the data set has."""
-        return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
-
-
-def train(settings: TrainingSettings) -> TrainingOutcome:
+def train(settings: TrainingSettings) -> Iterator[tuple[Tally, dict[str, JSON], dict[str, JSON]]]:
     """Trains for ``settings.epochs`` epochs on the class folders in ``settings.data``.
 
-    Raises whatever the data set, the pipeline or the loader raises.
+    Yields each epoch's tally, and the loader's statistics and timeline of it. Raises whatever the data set, the
+    pipeline or the loader raises.
     """
     dataset: Value = image_classification.ImageFolder(settings.data)
     with _cores_for_the_lanes():
@@ -130,14 +122,10 @@ def train(settings: TrainingSettings) -> TrainingOutcome:
             epochs=settings.epochs,
         )
         counts = torch.bincount(torch.tensor(dataset.labels), minlength=len(dataset.classes))
-        outcome = TrainingOutcome(counts)
         for epoch in range(settings.epochs):
-            tally = Tally(epoch, len(dataset), torch.zeros_like(counts))
+            tally = Tally(epoch, counts, torch.zeros_like(counts))
             _train_epoch(model, optimizer, loader, tally)
-            outcome.tallies.append(tally)
-            outcome.stats.append(loader.stats())
-            outcome.timelines.append(loader.timeline())
-    return outcome
+            yield tally, loader.stats(), loader.timeline()
 
 
 def _train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally) -> None:

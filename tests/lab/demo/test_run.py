@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.demo.training import Tally, TrainingOutcome
+from minato_gpu.lab.demo.training import Tally
 
 COUNT, EPOCHS = 24, 2
 
@@ -100,21 +100,16 @@ def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
 # --- the consumer's own count ---------------------------------------------------------------------------------------
 
 
-def _tally(epoch: int, labels: list[int]) -> Tally:
-    tally = Tally(epoch, samples_expected=4, labels=torch.zeros(2, dtype=torch.int64), elapsed_s=2.0)
-    for label in labels:
-        # The model always says class 0.
-        tally.add(torch.tensor([label]), torch.tensor([[1.0, 0.0]]), loss=float(label))
-    return tally
-
-
 @pytest.mark.parametrize(
     ("labels", "complete"),
     [([0, 0, 1, 1], True), ([0, 0, 1], False), ([0, 0, 1, 1, 1], False), ([0, 0, 0, 1], False)],
     ids=["all", "one lost", "one twice", "one for another"],
 )
-def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples(
+def test_an_epoch_is_complete_when_every_class_came_as_often_as_it_has_samples(
     labels: list[int], complete: bool
 ) -> None:
-    outcome = TrainingOutcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
-    assert outcome.complete is complete
+    tally = Tally(0, torch.tensor([2, 2]), torch.zeros(2, dtype=torch.int64))
+    for label in labels:  # the model always says class 0
+        tally.add(torch.tensor([label]), torch.tensor([[1.0, 0.0]]), loss=float(label))
+    assert tally.complete is complete and tally.samples == len(labels)
+    assert tally.accuracy == labels.count(0) / len(labels) and tally.loss == sum(labels) / len(labels)
