@@ -21,8 +21,8 @@ from minato_gpu.epoch.session import Session
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.memory.limits import check_budget
+from minato_gpu.observe.counters import scalars
 from minato_gpu.observe.metrics_server import export
-from minato_gpu.observe.scalars import scalars
 from minato_gpu.observe.stats_socket import watch
 from minato_gpu.options.options import Options, memory_budget
 from minato_gpu.pipeline.pipeline import Pipeline

@@ -12,14 +12,48 @@ import os
 import socket
 from functools import cache, partial
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.observe.shared_service import SharedService, SocketThread, StatsProvider, StatsProviders
 from minato_gpu.util.messages import from_extra, say_once
+from minato_gpu.util.numbers import is_whole
 
+LOOPBACK = "127.0.0.1"
+_MOST = 65535
+_EXAMPLE = "pass a port, such as 9090, or a text such as '0.0.0.0:9090'"
 _TIMEOUT_S = 5.0  # of somebody who connects and asks nothing
+
+
+class MetricsAddress(NamedTuple):
+    """Host and port of the metrics; port 0 is any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def check(cls, given: Any) -> MetricsAddress | None:
+        """Resolves the argument ``metrics_port``. Raises TypeError or ValueError that names it and says what to do."""
+        if given is None:
+            return None
+        if isinstance(given, str):
+            try:
+                parts = urlsplit(f"//{given}")
+                host, port = parts.hostname, parts.port
+            except ValueError:
+                host = port = None
+            if not host or port is None:
+                raise ValueError(f"metrics_port={given!r} is no host and port; {_EXAMPLE}, or '[::1]:9090'")
+            return cls(host, port)
+        if not is_whole(given):
+            raise TypeError(f"metrics_port must be a port, a text or None, got {given!r}; {_EXAMPLE}")
+        if not 0 <= given <= _MOST:
+            raise ValueError(f"metrics_port={given!r}: a port is a number from 0 (any that is free) to {_MOST}")
+        return cls(LOOPBACK, int(given))
 
 
 class _Handler(WSGIRequestHandler):

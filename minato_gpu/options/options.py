@@ -18,7 +18,7 @@ from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.memory.limits import memory_limit
-from minato_gpu.observe.metrics_address import MetricsAddress
+from minato_gpu.observe.metrics_server import MetricsAddress
 from minato_gpu.options.cache import CacheOptions
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import Value

@@ -84,7 +84,7 @@ FAULTS = (
     ),
     Fault(
         "metrics are served to everybody",
-        "observe/metrics_address.py",
+        "observe/metrics_server.py",
         '"127.0.0.1"',
         '"0.0.0.0"',
         ("observe/test_metrics.py",),
