@@ -1,4 +1,7 @@
-"""Builds a running engine from a loader's arguments."""
+"""Builds a running engine from a loader's arguments: its lanes, the way of batches to devices, and what predicts costs.
+
+A lane of a new kind is opened in ``Builder.open_lanes``, as are those that an option brings (``Options.more_lanes``).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.device.accelerator import Accelerator
+from minato_gpu.device.accelerator import Accelerator, enter_same
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.lane import DeviceLane
 from minato_gpu.device.pinned_memory import PinnedArena
@@ -21,7 +24,6 @@ from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.host_share import HostShare
-from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.engine.settings import Settings
@@ -31,10 +33,11 @@ from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.host_cores import HostCores
-from minato_gpu.lanes.process_lane import start_method
+from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
+from minato_gpu.observe.facts import Facts
 from minato_gpu.options.options import Options
 from minato_gpu.pipeline.kept_fields import KeepableFields
 from minato_gpu.samples import Key
@@ -43,14 +46,12 @@ from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
-from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.sources.fingerprint import fingerprint
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
 from minato_gpu.sources.shared_reader import open_reader
-from minato_gpu.sources.source import Source, SourceOf, source_of
-from minato_gpu.util.cached_property import cached_property
+from minato_gpu.sources.source import Source, source_of
 from minato_gpu.util.children import closed_at_exit
 from minato_gpu.util.messages import say_once
 from minato_gpu.util.threads import usable_cores
@@ -69,19 +70,69 @@ def _no_source(key: Key) -> tuple[Source, ...]:
 class Builder:
     """Makes the parts of an engine."""
 
-    def __init__(self, loader: Arguments, options: Options, facts: Facts = NO_SUBSCRIBERS) -> None:
+    def __init__(self, loader: Arguments, options: Options) -> None:
         self.loader = loader
         self.options = options
-        self.facts = facts
         self.settings = Settings.of(loader, options)
 
-    @cached_property
-    def source_of(self) -> SourceOf | None:
-        """The data set's function that says where a sample's bytes are; None if it has none. With it they are read
-        ahead."""
-        return None if self.settings.streams else source_of(self.loader.dataset)
+    def job(self, base_seed: int, epochs_before: int) -> Job:
+        """Returns what workers need for their whole life."""
+        loader, options, settings = self.loader, self.options, self.settings
+        init = loader.worker_init_fn
+        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
+            ranks = _get_distributed_settings()
+            if options.threads:
+                apply_sharding(loader.dataset, *ranks)
+            else:
+                init = functools.partial(_sharding_worker_init_fn, init, *ranks)
+        return Job.of(
+            loader,
+            base_seed,
+            init,
+            workers=settings.workers,
+            seeds_samples=not options.threads,
+            skips=options.skips,
+            cuts=settings.cuts,
+            repeats=settings.replaceable,
+            in_order=settings.policy.fixed,
+            epochs_before=epochs_before if settings.streams else 0,
+        )
 
-    def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
+    def open_lanes(
+        self, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
+    ) -> tuple[dict[str, Lane], Loading | None]:
+        """Opens all lanes; returns them by name, and the way of batches to devices if these are GPUs.
+
+        ``undo`` closes what is open. The order matters: worker processes are forked before CUDA is initialised, and
+        threads begin after that.
+        """
+        options, loading, lanes = self.options, None, dict[str, Lane]()
+
+        def add(lane: Lane) -> None:
+            undo.callback(lane.close, 0.0)
+            assert lane.name not in lanes, f"two lanes are called {lane.name}"
+            lanes[lane.name] = lane
+
+        if not options.threads:
+            context, replaceable = self.loader.multiprocessing_context, self.settings.replaceable
+            add(ProcessLane(links, job, context, replaceable=replaceable))
+        if options.device.type == "cuda":
+            loading = self._loading(links)
+            undo.callback(loading.close)
+        if options.threads:
+            add(ThreadLane(links, job, enter_same() if loading is None else loading.transfers[0].accelerator.enter))
+        devices = list[DeviceLane]()
+        for number, name in enumerate(self.settings.policy.device_lanes if "device" in options.lanes else ()):
+            devices.append(self._device_lane(links, None if loading is None else loading.transfers[number], name))
+            add(devices[-1])
+        for device in devices:
+            device.await_graphs()
+        for source in options.more_lanes:
+            for lane in source.open(job, links):
+                add(lane)
+        return lanes, loading
+
+    def _device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
         """Returns the lane of one device, whose batches go there by ``transfers``."""
         device = str(self.options.device) if transfers is None else transfers.accelerator.compute
         both = "cpu" in self.options.lanes
@@ -100,8 +151,9 @@ class Builder:
             return None
         loader, cache, share = self.loader, self.options.cache, self.options.share
         fingerprint = self._fingerprint() if self.options.share_bytes else ""
-        source_of = _no_source if self.source_of is None and fingerprint else self.source_of
-        if source_of is None:
+        declared = None if self.settings.streams else source_of(loader.dataset)
+        sources = _no_source if declared is None and fingerprint else declared
+        if sources is None:
             return None
         # a device lane makes fields of its own, and other loaders may have another pipeline: then raw bytes are kept
         pipeline = loader.pipeline if self.options.lanes == ("cpu",) and not share else None
@@ -122,7 +174,7 @@ class Builder:
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share
         look_ahead = LookAhead(loader, uses_repeats=reader.settings.memory_bytes > 0) if follows else None
-        return ReadAhead(reader, source_of, look_ahead)
+        return ReadAhead(reader, sources, look_ahead)
 
     def _fingerprint(self) -> str:
         """Returns a fingerprint of what prepares samples: loaders with the same one may share prepared samples.
@@ -144,7 +196,7 @@ class Builder:
         say_once(f"share={self.options.share!r}: this loader shares no prepared samples: {why}")
         return ""
 
-    def loading(self, links: WorkerChannels) -> Loading:
+    def _loading(self, links: WorkerChannels) -> Loading:
         """Returns the way of batches to devices.
 
         Each device has a budget and a thread of its own, even if it is named twice.
@@ -194,23 +246,8 @@ def build_engine(
 
     ``readers`` owns the loader's reader process. ``epochs_before``: see ``Job``.
     """
-    builder = Builder(loader, options, facts)
-    settings = builder.settings
-    init = loader.worker_init_fn
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
-        ranks = _get_distributed_settings()
-        if options.threads:
-            apply_sharding(loader.dataset, *ranks)
-        else:
-            init = functools.partial(_sharding_worker_init_fn, init, *ranks)
-    more = {
-        "skips": options.skips,
-        "cuts": settings.cuts,
-        "repeats": settings.replaceable,
-        "in_order": settings.policy.fixed,
-        "epochs_before": epochs_before if settings.streams else 0,
-    }
-    job = Job.of(loader, base_seed, init, workers=settings.workers, seeds_samples=not options.threads, **more)
+    builder = Builder(loader, options)
+    settings, workers = builder.settings, loader.num_workers
     with _explain_descriptors(loader, options), contextlib.ExitStack() as undo:
         reads = builder.read_ahead(readers)
         if reads is not None:
@@ -220,15 +257,36 @@ def build_engine(
             addressed=settings.streams,
             arenas=not options.threads,
             fetched=None if reads is None else reads.reader.arena,
-            active=loader.num_workers,
+            active=workers,
             fields=None if reads is None else reads.reader.fields,
             prepared=None if reads is None else reads.reader.prepared,
         )
         undo.callback(links.close)
-        names = settings.policy.device_lanes
-        site = Site(loader, options, job, links, settings.replaceable, names, builder.loading, builder.device_lane)
-        lanes = site.open_lanes(undo)
-        engine = _engine(builder, links, lanes, site.loading, reads)
+        lanes, loading = builder.open_lanes(builder.job(base_seed, epochs_before), links, undo)
+        share = _host_share(options.host, workers)
+        assembly = Assembly(
+            links,
+            stacks=settings.stacks,
+            joins_whole=settings.whole,
+            items=settings.items > 0,
+            loading=loading,
+            skips=options.skips,
+        )
+        parts = Parts(
+            links,
+            lanes,
+            assembly,
+            settings,
+            estimates=builder.estimator(lanes),
+            reads=reads,
+            deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
+            facts=facts,
+            worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers and not share else None,
+            host_share=share,
+            watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
+            read_ahead=0 if reads is None else -(-READ_AHEAD // settings.batch),
+        )
+        engine = Engine(parts)
         undo.pop_all()
     engine.on_close = closed_at_exit(engine.close)
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
@@ -263,35 +321,3 @@ def _close_at_exit(engine: Engine) -> None:
     """Has the engine closed before DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
-
-
-def _engine(
-    builder: Builder, links: WorkerChannels, lanes: dict[str, Lane], loading: Loading | None, reads: ReadAhead | None
-) -> Engine:
-    loader, settings = builder.loader, builder.settings
-    workers, policy = loader.num_workers, settings.policy
-    share = _host_share(builder.options.host, workers)
-    assembly = Assembly(
-        links,
-        stacks=settings.stacks,
-        joins_whole=settings.whole,
-        items=settings.items > 0,
-        loading=loading,
-        skips=builder.options.skips,
-    )
-    parts = Parts(
-        links,
-        lanes,
-        assembly,
-        lambda: Scheduler(policy),
-        settings,
-        estimates=builder.estimator(lanes),
-        reads=reads,
-        deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
-        facts=builder.facts,
-        worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers and share is None else None,
-        host_share=share,
-        watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
-        read_ahead=0 if reads is None else -(-READ_AHEAD // settings.batch),
-    )
-    return Engine(parts)

@@ -95,7 +95,11 @@ class Deaths:
         reporting = claim.stage == REPORTING
         at = (min(claim.started, stop) if reporting else claim.started) - 1
         if not done <= at < stop:
-            self._check_loop(exit_, cut(spans, done, stop))
+            if left := cut(spans, done, stop):
+                self._at["none of", left[0][0]] += 1
+                if self._at["none of", left[0][0]] >= LOOPS:
+                    what = f"{LOOPS} workers have died with one task, and at none of its samples"
+                    raise WorkerDied(f"{_died(exit_)} {what}")
             return nothing
         serial = number_at(spans, at)
         if claim.stage == JOINING or (job and reporting):
@@ -103,7 +107,7 @@ class Deaths:
             serial = number_at(spans, first)
             if not self._again(("batch", serial)):
                 return nothing
-            batch = self._of_sample(exit_, claim, lane, serial, assembly, collated=True)
+            batch = self._failure(exit_, claim, lane, serial, assembly, collated=True)
             return Verdict((first, at + 1), [batch, *[None] * (at - first)])
         if claim.stage == FETCHING or (reporting and at > done):
             together = cut(spans, at if claim.stage == FETCHING else done, stop)
@@ -113,31 +117,19 @@ class Deaths:
                 return nothing
         if not self._again(serial):
             return nothing
-        return Verdict((at, at + 1), [self._of_sample(exit_, claim, lane, serial, assembly)])
-
-    def _check_loop(self, exit_: Exit, left: tuple[TicketSpan, ...]) -> None:
-        """Raises WorkerDied if workers with the same rest of a task keep dying before its first sample."""
-        if not left:
-            return
-        what = ("none of", left[0][0])
-        self._at[what] += 1
-        if self._at[what] >= LOOPS:
-            raise WorkerDied(f"{_died(exit_)} {LOOPS} workers have died with one task, and at none of its samples")
+        return Verdict((at, at + 1), [self._failure(exit_, claim, lane, serial, assembly)])
 
     def _again(self, what: Hashable) -> bool:
         self._at[what] += 1
         return self._at[what] >= MOST
 
-    def _of_sample(
+    def _failure(
         self, exit_: Exit, claim: Claim, lane: str, serial: TicketId, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
         record = assembly.window.at(serial)
         at = serial - record.first
         place = record.epoch, record.positions[at], record.keys[at]
         origin = Origin(*place, self.stage(claim), lane, assembly.samples.path(serial))
-        return self._failure(exit_, origin, collated)
-
-    def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:
         kind, died = (WorkerHung, "hung or died") if exit_.hung else (KilledWorkers, "died")
         error = kind(f"{_died(exit_)}\n{MOST} workers have {died} at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"

@@ -18,7 +18,7 @@ from time import perf_counter
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from minato_gpu.engine.epochs import Epoch, Epochs
-from minato_gpu.engine.handover import Handover, ItemRun
+from minato_gpu.engine.handover import Handover
 from minato_gpu.engine.host_share import PERIOD_S
 from minato_gpu.engine.lane_watch import LaneWatch
 from minato_gpu.engine.parts import Parts
@@ -58,8 +58,8 @@ class Engine(Batches):
         # for the pump thread: descriptors of lanes and readers that do not ring the workers' bell
         self._own_fds = LaneWatch(pump.lanes.values(), reads)
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
-        self._items = ItemRun(settings.batch)
-        self._handover = Handover(parts, self._items)
+        self._handover = Handover(parts)
+        self._items = self._handover.items
         self._timeout = settings.timeout
         self._streams = settings.streams
         self._process = os.getpid()
@@ -142,14 +142,8 @@ class Engine(Batches):
                 raise EndOfEpoch
             epochs.raised.raise_kept()
             epoch = epochs[number]
-            at_hand, wait = self._at_hand(epoch), None
-            if not at_hand:
-                self._listen()
-                epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
-                self._settle()
-                self._pump()
-                if not self._at_hand(epoch):
-                    wait = self._await(epoch, started)
+            at_hand = self._at_hand(epoch)
+            wait = None if at_hand else self._await(epoch, started)
             if epoch.end == epochs.order:
                 self.log.ended(perf_counter())
                 self._attention()
@@ -197,33 +191,36 @@ class Engine(Batches):
         finally:
             self._left = perf_counter()
 
-    def _sleep_until(self, condition: Callable[[], bool], started: float, wait: Wait | None = None) -> None:
-        while not condition():
-            if wait is not None and perf_counter() - wait.looked > _LOOK_S:
-                wait.look(perf_counter(), self.pump.run.scheduler.stall_cause())
-            self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
-            self._sleep(started)
-            self._pump()
-            while self.pump.run.scheduler.window.grown:
-                self.epochs.draw_on()
-                if not self.epochs.due:
-                    break
-                self._settle()
-        self.pump.stop_listening()
-
     def _at_hand(self, epoch: Epoch) -> bool:
         """Returns whether the next batch is ready, or the epoch has ended."""
         return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
-    def _await(self, epoch: Epoch, started: float) -> Wait:
-        """Pumps until the next batch is ready, or the epoch turns out to be over."""
+    def _await(self, epoch: Epoch, started: float) -> Wait | None:
+        """Pumps until the next batch is ready, or the epoch turns out to be over. Returns None if it need not sleep."""
+        self._listen()
+        self.epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
+        self._settle()
+        self._pump()
+        if self._at_hand(epoch):
+            return None
         asked, run = perf_counter(), self.pump.run
         run.handle(m.Asked(asked))
         wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.places.copy())
         run.arrivals = wait.arrivals
         self.assembly.waiting(waits=True)
         try:
-            self._sleep_until(lambda: self._at_hand(epoch), started, wait)
+            while not self._at_hand(epoch):
+                if perf_counter() - wait.looked > _LOOK_S:
+                    wait.look(perf_counter(), run.scheduler.stall_cause())
+                self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
+                self._sleep(started)
+                self._pump()
+                while run.scheduler.window.grown:
+                    self.epochs.draw_on()
+                    if not self.epochs.due:
+                        break
+                    self._settle()
+            self.pump.stop_listening()
         finally:
             run.arrivals = None
             self.assembly.waiting(waits=False)

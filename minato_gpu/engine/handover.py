@@ -20,8 +20,8 @@ from minato_gpu.window.records import Batch
 class Handover:
     """Hands batches over to the consumer. Samples of streams, which workers iterate themselves, have no positions."""
 
-    def __init__(self, parts: Parts, items: ItemRun) -> None:
-        self._items = items
+    def __init__(self, parts: Parts) -> None:
+        self.items = ItemRun(parts.settings.batch)
         self._assembly = parts.assembly
         self._whole = parts.settings.batch
         self._place_size = 1 if parts.settings.streams else parts.settings.batch
@@ -37,53 +37,34 @@ class Handover:
     ) -> Value:
         """Returns the batch of these positions as the consumer sees it; the consumer has waited since ``asked``.
 
-        Of a run of samples it returns the first. Raises what ``judge`` raises, if the batch must not come without its
-        bad samples.
+        Of a run of samples it returns the first. An error of handing the batch over becomes the batch's failure. Raises
+        what ``judge`` raises, if the batch must not come without its bad samples.
         """
         if batch.items:
-            self._items.begin(batch, epoch)
-            return self._items.next(log, asked)
-        now = perf_counter()
-        value = self.value(epoch, batch)
-        if batch.bad and judge is not None:
-            judge(batch.bad, batch.size)
-        self._log(log, epoch, batch, now, now - asked, positions)
-        return value
-
-    def value(self, epoch: Epoch, batch: Batch) -> Value:
-        """Returns the batch as the consumer sees it. An error of handing it over becomes the batch's failure."""
-        if batch.failure is None and batch.size:
+            self.items.begin(batch, epoch)
+            return self.items.next(log, asked)
+        now, value, size, streams = perf_counter(), None, batch.size, epoch.source.streams
+        first, number = epoch.first_serial, batch.order - epoch.first_order
+        if batch.failure is None and size:
             try:
-                return self._assembly.value(batch)
+                value = self._assembly.value(batch)
             except Exception as error:
-                spans = [] if epoch.source.streams is not None else epoch.positions(batch.dealt)
-                positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
-                place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
-                batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
-        return None
-
-    def _log(
-        self,
-        log: Telemetry,
-        epoch: Epoch,
-        batch: Batch,
-        now: float,
-        wait: float,
-        positions: Sequence[Span],
-    ) -> None:
-        """Logs the delivery of a batch at ``now``, after a wait."""
-        first, number, size = epoch.first_serial, batch.order - epoch.first_order, batch.size
-        if (streams := epoch.source.streams) is not None:
+                spans = positions if streams is None else ()
+                place = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
+                where = f"while a batch was handed over (epoch {epoch.number}, batch {number}{place})"
+                batch.failure = failure(error, where, collated=True)
+        if batch.bad and judge is not None:
+            judge(batch.bad, size)
+        if streams is not None:
             size = streams.size_of(batch.dealt[0][0], self._whole)
         if batch.failure is not None:
             failed = max(1, batch.failed)
             log.lost(failed, size - failed)
-            return
-        if not size:
-            return
-        late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
-        late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
-        log.delivered(now, number, size, wait, late, positions=positions)
+        elif size:
+            late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
+            late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
+            log.delivered(now, number, size, now - asked, late, positions=positions)
+        return value
 
 
 class ItemRun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from minato_gpu.engine.deaths import Deaths
@@ -14,7 +14,6 @@ from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
-from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.window.assembly import Assembly
 
@@ -26,7 +25,6 @@ class Parts:
     links: WorkerChannels
     lanes: Mapping[str, Lane]  # lanes by name, the CPU's first
     assembly: Assembly
-    make_scheduler: Callable[[], Scheduler]
     settings: Settings = field(default_factory=Settings)
     estimates: Estimator | None = None
     reads: ReadAhead | None = None  # reads samples' bytes ahead

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
 
-from minato_gpu.engine.abandoned_runs import AbandonedRuns
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
@@ -43,7 +42,8 @@ class Pump:
         self.loading = set(self.lanes)  # names of lanes that have not yet reported whether they can begin
         self._broken: dict[str, c.Broken] = {}
         self._awaited: m.Awaited | None = None
-        self._abandoned = AbandonedRuns(parts.links.completions)
+        # of each run that was given up: its chunks (run, number) that lanes are still at, marks, and other memory
+        self._abandoned: list[tuple[set[c.Number], list[int], list[object]]] = []
         self._arrived: deque[tuple[Lane, c.Message]] = deque()  # to be taken in; where that raises, the rest stays
 
     def new_run(self) -> None:
@@ -55,7 +55,9 @@ class Pump:
             lane.recall()
         marks, memory = self.assembly.clear()
         marks += [each.task.pieces[0].marks for each in ended.sent if each.chunk.kind == "collate"]
-        self._abandoned.add({(ended.number, each.chunk.number) for each in ended.sent}, marks, memory)
+        chunks = {(ended.number, each.chunk.number) for each in ended.sent}
+        self._abandoned.append((chunks, marks, memory))
+        self._free_abandoned()
         if self.reads is not None:
             self.reads.new_run()
         self.run = Run(ended.number + 1, self._parts)
@@ -130,7 +132,8 @@ class Pump:
             case c.Progress():
                 self._progress(lane, message.at_work)
             case c.Recalled():
-                self._recalled(message.tasks)
+                for task in message.tasks:
+                    self._recalled(*task)
             case c.Opened():
                 if lane.name in self.loading:
                     self.loading.discard(lane.name)
@@ -148,12 +151,18 @@ class Pump:
             case c.Exit():
                 self.faults.append((lane, message))
 
-    def _recalled(self, tasks: Iterable[c.Number]) -> None:
-        for run, chunk in tasks:
-            if run == self.run.number:
-                self.run.recalled(chunk)
-            else:
-                self._abandoned.through(run, chunk)
+    def _recalled(self, run: int, chunk: int) -> None:
+        if run == self.run.number:
+            self.run.recalled(chunk)
+        else:
+            self._left(run, chunk)
+
+    def _progress(self, lane: Lane, at_work: tuple[c.AtWork, ...]) -> None:
+        self.at_work[lane.name] = at_work
+        now = perf_counter()
+        for each in at_work if lane.shows_progress else ():
+            if each.claim.run == self.run.number:
+                self.run.progress(each, now)
 
     def _change(self, lane: Lane, slots: int) -> None:
         """Notes that a lane has so many more slots, or fewer."""
@@ -163,13 +172,6 @@ class Pump:
     def _offered(self, lane: Lane, offers: c.Offers | None) -> None:
         if self.estimates is not None:
             self.estimates.offered(lane.name, offers)
-
-    def _progress(self, lane: Lane, at_work: tuple[c.AtWork, ...]) -> None:
-        self.at_work[lane.name] = at_work
-        now = perf_counter()
-        for each in at_work if lane.shows_progress else ():
-            if each.claim.run == self.run.number:
-                self.run.progress(each, now)
 
     # --- what the consumer waits for ------------------------------------------------------------------------
 
@@ -231,7 +233,19 @@ class Pump:
         for item in report.items or ():
             self.assembly.holdings.release(item)
         if report.final:
-            self._abandoned.through(report.run, report.chunk)
+            self._left(report.run, report.chunk)
+
+    def _left(self, run: int, chunk: int) -> None:
+        """Notes that nobody is at this chunk any more."""
+        for chunks, *_ in self._abandoned:
+            chunks.discard((run, chunk))
+        self._free_abandoned()
+
+    def _free_abandoned(self) -> None:
+        """Frees the memory of runs that were given up, of which no chunk is left."""
+        for block in (block for chunks, marks, _ in self._abandoned if not chunks for block in marks):
+            self.completions.give_back(block)
+        self._abandoned = [entry for entry in self._abandoned if entry[0]]
 
     def read_stats(self) -> dict[str, object]:
         """Returns the entry ``reads`` of ``stats()``."""
@@ -249,7 +263,7 @@ class Pump:
         """
         claim = exit_.claim
         self._slots[lane.name] -= 1
-        self._abandoned.through(claim.run, claim.chunk)
+        self._left(claim.run, claim.chunk)
         log.died(hung=bool(exit_.hung))
         self.run.lost(lane, exit_, log)
         self.deaths.check_start(lane.name, exit_, claim)

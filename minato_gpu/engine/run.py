@@ -1,7 +1,7 @@
 """One life of a scheduler: its instructions become tasks, and lanes' reports become its events.
 
 A run ends when its last epoch has been delivered, or when the consumer leaves one in the middle. Then a new one begins,
-and what lanes are still at is abandoned (abandoned_runs.py).
+and the memory of what lanes are still at is kept until they have ended that (pump.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from minato_gpu.samples import Origin, Position, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import Flight
+from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.spans import TicketSpan, count, cut, number_at, serials, shifted, tickets
 from minato_gpu.window.records import Record
 
@@ -35,7 +36,7 @@ class Run:
 
     def __init__(self, number: int, parts: Parts) -> None:
         self.number = number  # 0: none, only there until the first begins
-        self.scheduler = parts.make_scheduler()
+        self.scheduler = Scheduler(parts.settings.policy)
         self.seeds: dict[int, int] = {}  # base seeds by epoch, for all epochs that have tickets here
         self.logs: dict[int, Telemetry] = {}  # likewise
         self.streams: WorkerStreams | None = None  # positions of workers' own streams, in the epoch that is delivered
@@ -107,7 +108,11 @@ class Run:
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
         self.scheduler.flights[chunk.number].task = task
         if chunk.kind == "next":
-            lane.send(self._begun(task, chunk.worker), chunk.worker)
+            # a worker's first task brings the start of its stream
+            start = self.stream_starts.pop(chunk.worker, None)
+            shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
+            task = task._replace(samples=self._settings.batch, start=start, shared_seed=shared)
+            lane.send(task, chunk.worker)
             return
         ended = self._ended[lane.name].copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
@@ -128,12 +133,6 @@ class Run:
         if self.streams is not None:
             self.streams.turns.update(dict.fromkeys(serials(lo, hi), chunk.worker))
 
-    def _begun(self, task: Task, worker: int) -> Task:
-        """Returns the task; the worker's first one with the start of its stream."""
-        shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
-        start = self.stream_starts.pop(worker, None)
-        return task._replace(samples=self._settings.batch, start=start, shared_seed=shared)
-
     # --- what lanes report ----------------------------------------------------------------------------------
 
     def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
@@ -148,7 +147,10 @@ class Run:
         if chunk.kind == "next" and spans:
             report, spans = self._advance(report, chunk.worker, spans[0])
         if report.done > report.first:
-            by_job = self._joined(flight, report) if chunk.kind == "collate" else 0
+            by_job = 0  # samples that a job has prepared first
+            if chunk.kind == "collate":
+                assert report.items is not None
+                by_job = self._jobs.joined(chunk.order, report.items, report.prepared, self.logs[flight.task.epoch])
             self._log(lane, flight, spans, report, shown, by_job)
         if self._estimates is not None:
             observe(lane, chunk, spans, report, self._estimates, self._assembly)
@@ -166,11 +168,6 @@ class Run:
             self._release(spans)
             nbytes = sum(item.nbytes for item in report.items if item is not None)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
-
-    def _joined(self, flight: Flight, report: Report) -> int:
-        """Takes in the batch of a job that is done; returns how many samples it has prepared first."""
-        assert report.items is not None
-        return self._jobs.joined(flight.chunk.order, report.items, report.prepared, self.logs[flight.task.epoch])
 
     def recalled(self, chunk: int) -> None:
         """Takes back a chunk of which the lane has done no more than it has reported."""

@@ -108,6 +108,7 @@ def test_what_others_repeat_was_begun_and_neither_reported_nor_taken_back(
     flight = Flight(replace(CHUNK, spans=cut(CHUNK.spans, 0, stop)), ())
     flight.done = 2
     scheduler = SimpleNamespace(handle=handle, flights={CHUNK.number: flight})
-    run, log = Run(1, Parts(cast(Any, None), {}, floor.assembly, lambda: cast(Any, scheduler))), Telemetry(0.0)
+    run, log = Run(1, Parts(cast(Any, None), {}, floor.assembly)), Telemetry(0.0)
+    run.scheduler = cast(Any, scheduler)
     run.lost(cast(Any, SimpleNamespace(name="cpu")), replace(EXIT, claim=Claim(1, CHUNK.number, 5, 0)), log)
     assert log.repeated == repeated and events[0].chunk == CHUNK.number

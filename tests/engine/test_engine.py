@@ -156,7 +156,8 @@ def test_the_consumer_sleeps_where_what_is_ready_cannot_be_taken(monkeypatch: py
         window.admit(record)
         scheduler: Any = SimpleNamespace(awaited=Awaited(span(0, 4), 1, False), lane_costs={}, flights={})
         assembly: Any = SimpleNamespace(holdings=None, loading=None, samples=None, window=window)
-        pump = Pump(Parts(links, {"cpu": cast(Any, lane)}, assembly, lambda: scheduler))
+        pump = Pump(Parts(links, {"cpu": cast(Any, lane)}, assembly))
+        pump.run.scheduler = scheduler
         links.bell.publish(others, [1e-3] * 2, 0.0, 2e-3, 0, None)
         pump.receive()
         assert not pump.listen()

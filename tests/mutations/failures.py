@@ -104,7 +104,7 @@ FAULTS = (
     Fault(
         "a sampler that raised is not asked again",
         "engine/engine.py",
-        "                epochs.draw()  # where the sampler raised last time, or it would be waited for in vain\n",
+        "        self.epochs.draw()  # where the sampler raised last time, or it would be waited for in vain\n",
         "",
         ("contracts/test_resume_errors.py", "torch_semantics/test_errors.py"),
         "3d72b01",

@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "a task of the run that goes on is not given back",
         "engine/pump.py",
-        "            if run == self.run.number:\n                self.run.recalled(chunk)",
-        "            if False:\n                self.run.recalled(chunk)",
+        "        if run == self.run.number:\n            self.run.recalled(chunk)",
+        "        if False:\n            self.run.recalled(chunk)",
         ENGINE,
     ),
     Fault(

@@ -22,9 +22,9 @@ FAULTS = (
     ),
     Fault(
         "memory of a run that was given up is free while workers write",
-        "engine/abandoned_runs.py",
-        "        self._held.append((chunks, marks, memory))\n",
-        "        self._held.append((chunks, marks, []))\n",
+        "engine/pump.py",
+        "append((chunks, marks, memory))",
+        "append((chunks, marks, []))",
         ("engine/test_engine.py",),
     ),
     Fault(
@@ -130,9 +130,9 @@ FAULTS = (
     ),
     Fault(
         "a run that was given up is freed while workers write",
-        "engine/abandoned_runs.py",
-        "        self._held.append((chunks, marks, memory))\n",
-        "        self._held.append((set(), marks, memory))\n",
+        "engine/pump.py",
+        "append((chunks, marks, memory))",
+        "append((set(), marks, memory))",
         ("engine/test_engine.py",),
         "c6b02de",
     ),

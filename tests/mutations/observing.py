@@ -8,8 +8,8 @@ FAULTS = (
     Fault(
         "a wait counts for the cause that it began with",
         "engine/engine.py",
-        "                wait.look(perf_counter(), self.pump.run.scheduler.stall_cause())\n",
-        "                pass\n",
+        "                    wait.look(perf_counter(), run.scheduler.stall_cause())\n",
+        "                    pass\n",
         ("engine/test_window.py",),
     ),
     Fault(

@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         "a window that has grown is filled at the next delivery only",
         "engine/engine.py",
-        "while self.pump.run.scheduler.window.grown:",
+        "while run.scheduler.window.grown:",
         "while False:",
         ("engine/test_window.py",),
     ),
