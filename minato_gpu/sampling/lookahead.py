@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,27 +31,6 @@ _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before
 _DRAWN = (RandomSampler, WeightedRandomSampler)
 
 
-class EpochCount(NamedTuple):
-    """The epoch that ``set_epoch`` gives the sampler: ``first`` plus ``stride`` times the loader's own count."""
-
-    first: int
-    stride: int
-
-
-def _count_of(given: int | None, epoch: int, before: EpochCount | None) -> EpochCount:
-    """Returns how the epochs for ``set_epoch`` follow from the loader's own count, at its epoch ``epoch``.
-
-    ``given``: the epoch that ``set_epoch`` was called with last (None: the sampler has none); ``before``: the mapping
-    of the epoch before, if known.
-    """
-    if given is None:
-        return EpochCount(0, 1)
-    stride = 1
-    if before is not None and before.first + before.stride * (epoch - 1) == given:
-        stride = 0  # nobody has called set_epoch: every epoch is the same
-    return EpochCount(given - stride * epoch, stride)
-
-
 class LookAhead:
     """Describes each epoch that begins to the reader process.
 
@@ -67,17 +45,15 @@ class LookAhead:
         self._keys = length_of(loader.dataset) or 0
         # the generator that every epoch's seed is drawn from
         self._seeds = None if loader.persistent_workers else loader.generator or torch.default_generator
-        self._before: EpochCount | None = None
 
     def __call__(self, epoch: EpochBatches, *, early: bool = False) -> Begun:
         """Describes an epoch of which nothing has been drawn by this run; ``early``: it is drawn before it begins."""
         sampling, sampler = self._sampling, self._sampling.inner
-        self._before = count = _count_of(sampling.sampler_epoch, epoch.number, self._before)
         begun = Begun(epoch.number, None, 1, skipped=epoch.position)
         if sampling.batched and sampling.size is None:
             return begun  # batches are made in ways that nobody knows
         if _is_distributed(sampler):
-            return begun._replace(orders=_distributed(sampler, count), shards=sampler.num_replicas)
+            return begun._replace(orders=_distributed(sampler, epoch.number), shards=sampler.num_replicas)
         if type(sampler) in _DRAWN and self._is_useful(sampler) and (self._uses_repeats or self._unique_keys(sampler)):
             reads = max(len(sampler), 1)
             if reads <= _MOST:
@@ -113,7 +89,7 @@ def _is_distributed(sampler: Value) -> bool:
     return inherits or name_of(sampler) == STATEFUL_DISTRIBUTED
 
 
-def _distributed(sampler: Value, count: EpochCount) -> DistributedOrders:
+def _distributed(sampler: Value, epoch: int) -> DistributedOrders:
     return DistributedOrders(
         keys=len(sampler.dataset),
         shuffle=sampler.shuffle,
@@ -121,8 +97,7 @@ def _distributed(sampler: Value, count: EpochCount) -> DistributedOrders:
         seed=sampler.seed,
         rank=sampler.rank,
         ranks=sampler.num_replicas,
-        first=count.first,
-        stride=count.stride,
+        offset=sampler.epoch - epoch,
     )
 
 
@@ -133,7 +108,8 @@ def _distributed(sampler: Value, count: EpochCount) -> DistributedOrders:
 class DistributedOrders:
     """The orders of a ``DistributedSampler`` over ``keys`` indices: those that ``rank`` reads.
 
-    The epoch that the sampler gets by ``set_epoch`` is ``first`` plus ``stride`` times the loader's own count.
+    The epoch that the sampler gets by ``set_epoch`` is taken to be ``offset`` more than the loader's own count: a
+    sampler that is never given one yields the same order each time, so that each guess costs misses.
     """
 
     keys: int
@@ -142,14 +118,13 @@ class DistributedOrders:
     seed: int
     rank: int
     ranks: int
-    first: int
-    stride: int
+    offset: int
 
     def order(self, epoch: int) -> Integers:
         whole = np.arange(self.keys)
         if self.shuffle:
             generator = torch.Generator()
-            generator.manual_seed(self.seed + self.first + self.stride * epoch)
+            generator.manual_seed(self.seed + self.offset + epoch)
             whole = torch.randperm(self.keys, generator=generator).numpy()
         return share(whole, self.rank, self.ranks, drop_last=self.drop_last)
 

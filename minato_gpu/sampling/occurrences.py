@@ -81,4 +81,4 @@ def occurrences_of(loader: Arguments) -> Occurrences:
     Without workers and pipeline nothing is drawn from a sample's own stream, so nothing is counted.
     """
     seeds = loader.num_workers > 0 or loader.pipeline is not None
-    return Occurrences(length_of(loader.dataset), unique=not seeds or Sampling(loader).yields_once)
+    return Occurrences(length_of(loader.dataset), unique=not seeds or Sampling(loader).is_torch_permutation)

@@ -26,8 +26,7 @@ _REPLAYED = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
     *(list, tuple, range),
 )
-_TORCHDATA = "torchdata.stateful_dataloader.sampler"
-STATEFUL_DISTRIBUTED = f"{_TORCHDATA}.StatefulDistributedSampler"
+STATEFUL_DISTRIBUTED = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
 
 
 class Sampling:
@@ -77,19 +76,6 @@ class Sampling:
     def is_torch_permutation(self) -> bool:
         """True if the sampler is torch's SequentialSampler, or its RandomSampler without replacement."""
         return type(self.inner) is SequentialSampler or (type(self.inner) is RandomSampler and _is_one_pass(self.inner))
-
-    @property
-    def yields_once(self) -> bool:
-        """True if the sampler is known to yield no index twice in an epoch.
-
-        Beside ``is_torch_permutation``, torchdata's samplers count, and those inside a batch sampler.
-        """
-        sampler = self.inner
-        if type(sampler) is BatchSampler or name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
-            sampler = sampler.sampler
-        if type(sampler) is RandomSampler or name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
-            return _is_one_pass(sampler)
-        return type(sampler) is SequentialSampler or name_of(sampler) == STATEFUL_DISTRIBUTED
 
     @property
     def nested(self) -> Value:

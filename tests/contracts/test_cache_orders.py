@@ -117,7 +117,7 @@ def host(folder: Path, directory: Path, budget: int, rank: int, **more: Any) -> 
 
 def simulated_host(rank: int) -> float:
     """The hit rate of the steady epochs."""
-    orders = DistributedOrders(_SHARDED, True, False, 3, rank, _HOSTS, 0, 1)
+    orders = DistributedOrders(_SHARDED, True, False, 3, rank, _HOSTS, 0)
     found = replay_on_disk(orders, _SHARDED, _SHARE, _ROUNDS, _HOSTS)
     return float(np.mean([len(hit) for hit in found[_STEADY:]])) / (_SHARDED // _HOSTS)
 

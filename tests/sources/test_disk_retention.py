@@ -18,7 +18,7 @@ QUARTER = Room(SAMPLES * PAGE // 4, SAMPLES, SAMPLES * PAGE)
 
 
 def begun(epoch: int = 0) -> Begun:
-    return Begun(epoch, DistributedOrders(SAMPLES, True, False, 0, 0, RANKS, 0, 1), RANKS)
+    return Begun(epoch, DistributedOrders(SAMPLES, True, False, 0, 0, RANKS, 0), RANKS)
 
 
 def following(of: Begun | None = None, room: Room = QUARTER, *, alone: bool = True) -> DiskRetention:
