@@ -121,29 +121,6 @@ class KeyByKey(Counting):
         self.at = 0
 
 
-class ChunkByChunk(KeyByKey):
-    """The same of five keys at once, of which those that are left are part of the state."""
-
-    def __init__(self, samples: int = 20) -> None:
-        super().__init__(samples)
-        self.left: list[int] = []
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < self.samples:
-            if not self.left:
-                self.left = torch.randint(self.samples, (5,), generator=self.generator).tolist()
-            self.at += 1
-            yield self.left.pop()
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "left": list(self.left)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.left = list(state["left"])
-
-
 class Forgetful(KeyByKey):
     """Its state tells too little: it goes on from a generator that nobody knows."""
 

@@ -22,11 +22,10 @@ _KEYS = [1_000 * part + number for part, size in enumerate(SHARDS) for number in
 
 
 class Numbers:
-    """Shards of whole numbers, read as often as ``read`` says of each."""
+    """Shards of whole numbers."""
 
     def __init__(self, sizes: tuple[int, ...] = SHARDS, *, name: str = "part") -> None:
         self.sizes, self.name = sizes, name
-        self.read: dict[int, int] = {}
 
     def shards(self) -> list[str]:
         return [f"{self.name} {part}" for part in range(len(self.sizes))]
@@ -34,7 +33,6 @@ class Numbers:
     def iterate(self, shard: str) -> Iterator[int]:
         part = int(shard.split()[1])
         for number in range(self.sizes[part]):
-            self.read[part] = self.read.get(part, 0) + 1
             yield 1_000 * part + number
 
 

@@ -16,7 +16,6 @@ from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
 from tests.contracts.resuming import DATA, generator
 from tests.contracts.run import stored
 from tests.contracts.samplers import (
-    ChunkByChunk,
     Counting,
     KeyByKey,
     Late,
@@ -28,39 +27,29 @@ from tests.contracts.samplers import (
 
 
 class Drawn:
-    """A sampler that draws its order from a public generator and keeps it in its state; ``lazily``: it goes on from a
-    state when it is asked for its first key, and does not begin anew by itself at its end."""
+    """A sampler that draws its order from a public generator and keeps it in its state, which it takes up when it is
+    asked for its first key."""
 
-    def __init__(self, *, lazily: bool) -> None:
+    def __init__(self) -> None:
         self.generator = generator(3)
-        self.lazily = lazily
-        self.at = 0
-        self.order: list[int] | None = None
-        self.loaded: dict[str, Any] | None = None
+        self.now: dict[str, Any] = {"at": 0, "order": []}
+        self.loaded = self.now
 
     def __len__(self) -> int:
         return 15
 
     def __iter__(self) -> Iterator[int]:
-        if self.lazily:
-            loaded, self.loaded = self.loaded or {"at": 0, "order": None}, None
-            self.at, self.order = loaded["at"], loaded["order"]
-        if self.order is None:
-            self.order = torch.randperm(15, generator=self.generator).tolist()
-        while self.at < 15:
-            self.at += 1
-            yield self.order[self.at - 1]
-        if not self.lazily:
-            self.at, self.order = 0, None
+        self.now, self.loaded = dict(self.loaded), {"at": 0, "order": []}
+        order = self.now["order"] = self.now["order"] or torch.randperm(15, generator=self.generator).tolist()
+        while self.now["at"] < 15:
+            self.now["at"] += 1
+            yield order[self.now["at"] - 1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "order": self.order}
+        return self.now
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.lazily:
-            self.loaded = state
-        else:
-            self.at, self.order = state["at"], state["order"]
+        self.loaded = state
 
 
 class OwnBatches(BatchSampler):
@@ -97,8 +86,7 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_size": 4,
         "sampler": WeightedRandomSampler([1.0, 2.0, 5.0] * 6, 22, generator=generator(4)),
     },
-    "drawn": lambda: {"batch_size": 4, "sampler": Drawn(lazily=False)},
-    "drawn, lazily": lambda: {"batch_size": 4, "sampler": Drawn(lazily=True)},
+    "drawn": lambda: {"batch_size": 4, "sampler": Drawn()},
     "counting": lambda: {"batch_size": 4, "sampler": Counting()},
     "yields fewer than it says": lambda: {"batch_size": 4, "sampler": Counting(7, told=10)},
     "varying": lambda: {"batch_sampler": Varying()},
@@ -111,7 +99,6 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "key by key": lambda: {"batch_size": 4, "sampler": KeyByKey()},
     "key by key, large": lambda: {"batch_size": 18, "sampler": KeyByKey(24)},
     "key by key, single": lambda: {"batch_size": None, "sampler": KeyByKey()},
-    "chunk by chunk": lambda: {"batch_size": 4, "sampler": ChunkByChunk()},
     "own batches": lambda: {"batch_sampler": OwnBatches(Counting(), 4, False)},
     **_TORCHDATA,
 }
@@ -157,8 +144,8 @@ def test_another_number_of_workers(before: int, after: int, sampler: type[Counti
     """Keys that come again have the draws of that time of coming; a loader without workers does not count them."""
 
     def make(workers: int) -> Any:
-        data, more = Made(20, draw), {"collate_fn": list, "num_workers": workers}
-        return IN_ORDER.loader(data, 4, sampler=sampler(), generator=torch.Generator().manual_seed(1), **more)
+        data, more = Made(60, draw), {"collate_fn": list, "num_workers": workers}
+        return IN_ORDER.loader(data, 4, sampler=sampler(60), generator=torch.Generator().manual_seed(1), **more)
 
     whole = list(make(2))
     keys = [sample[0] for batch in whole for sample in batch]
@@ -182,14 +169,14 @@ def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:
 
     class Strict(Drawn):
         def state_dict(self) -> dict[str, Any]:
-            assert self.at, "asked between iter() and the first key"
+            assert self.now["at"], "asked between iter() and the first key"
             return super().state_dict()
 
     for workers in (0, 1):
-        loader = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(lazily=True), num_workers=workers)
+        loader = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(), num_workers=workers)
         iterator = iter(loader)
         state = stored(loader.state_dict())
         assert state["source"]["drawn"] and not state["progress"]["batches"]
-        resumed = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(lazily=True), num_workers=workers)
+        resumed = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(), num_workers=workers)
         resumed.load_state_dict(state)
         assert _keys(resumed) == _keys(iterator) != []

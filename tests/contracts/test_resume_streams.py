@@ -89,36 +89,6 @@ class Own(IterableDataset[Any]):
         self.epoch, self.at = state["epoch"], state["at"]
 
 
-class _Place:
-    def __init__(self, epoch: int, at: int = 0) -> None:
-        self.epoch, self.at = epoch, at
-
-
-class Late(Counts):
-    """What its state is made of comes with ``iter()``, which takes up one that was loaded."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-        self.loaded: Any = (0, 0)
-        self.place: _Place
-
-    def __iter__(self) -> Iterator[Any]:
-        loaded, self.loaded = self.loaded, None
-        self.place = _Place(self.place.epoch + 1) if loaded is None else _Place(*loaded)
-        return self._samples(self.place)
-
-    def _samples(self, place: Any) -> Iterator[Any]:
-        while place.at < self.sizes[self.worker]:
-            place.at += 1
-            yield torch.tensor([self.worker, place.epoch, place.at - 1])
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.place.__dict__)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = state["epoch"], state["at"]
-
-
 WAYS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "inline": ({}, [5]),
     "inline drop": ({"drop_last": True}, [5]),
@@ -147,7 +117,7 @@ _FEW = ("inline", "processes", "short-lived")
     ("kind", "way"),
     [
         *((kind, way) for kind in (Both, Own) for way in WAYS),
-        *((kind, way) for kind in (Counts, CountsAtIter, Late) for way in _FEW),
+        *((kind, way) for kind in (Counts, CountsAtIter) for way in _FEW),
     ],
 )
 def test_the_epochs_go_on(kind: Any, way: str) -> None:
