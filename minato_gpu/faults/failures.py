@@ -124,10 +124,7 @@ class FailurePolicy:
     def _answer(self, bad: BadSample) -> str:
         if not callable(self._on_error):
             return self._on_error
-        try:
-            answer: object = self._on_error(bad)
-        except StopIteration as error:  # which would end the consumer's loop without a word
-            raise RuntimeError("on_error raised StopIteration; it must return 'skip' or 'raise'") from error
+        answer: object = self._on_error(bad)
         if not isinstance(answer, str) or answer not in (RAISE, SKIP):
             raise ValueError(f"on_error returned {answer!r} for a bad sample; it must return 'skip' or 'raise'")
         return answer

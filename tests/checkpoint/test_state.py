@@ -24,7 +24,6 @@ from minato_gpu.checkpoint import state as s
 from minato_gpu.samples import key_digest
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from tests.contracts.samplers import Counting, Unstated
-from tests.support.calls import operations_of
 from tests.support.concurrency import alone
 from tests.support.numbers import LENGTH, Plain
 
@@ -84,18 +83,6 @@ def test_its_size() -> None:
         state = loader.state_dict()
         own = {**state, "generators": {}, "global": {}}
         assert len(json.dumps(own)) < 1024 + 16 * 64 / 8 * 4 / 3 + 4
-
-
-@pytest.mark.parametrize("order", [{}, {"in_order": False, "max_lateness": 8}], ids=["in order", "bounded"])
-def test_what_a_save_costs(order: dict[str, Any]) -> None:
-    """No look at the samples of the window: sixteen times as many cost the same (benchmarks.saves says how long)."""
-    samples: Any = list(range(20_000))
-    costs = []
-    for factor in (2, 32):
-        loader: Any = DataLoader(samples, 64, shuffle=True, num_workers=2, prefetch_factor=factor, **order)
-        costs.append([operations_of(loader.state_dict) for _ in zip(range(20), loader, strict=False)])
-    small, large = (max(each) for each in costs)
-    assert large < 1.5 * small
 
 
 # --- what is not a state -----------------------------------------------------------------------------------------
@@ -203,15 +190,6 @@ def test_junk(junk: Any) -> None:
         return
     with pytest.raises((ValueError, TypeError), match="state"):
         _loader("replay").load_state_dict(junk)
-
-
-_SCALARS = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
-_KEYS = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.lists(inner, max_size=3))
-
-
-@given(_KEYS)
-def test_keys_come_back_as_they_were(key: Any) -> None:
-    assert s.key_of(json.loads(json.dumps(s.plain_key(key)))) == key
 
 
 class _Level(IntEnum):

@@ -139,11 +139,10 @@ _SIZES = [60, 60]
         (Counts(_SIZES), 4, "their number must stay the same. It may differ for a minato_gpu.ShardedDataset"),
         (Splits(_SIZES), 1, "a worker had delivered nothing yet"),
         (Splits(_SIZES), 4, "must return a list of 3 states, got None"),
-        (Splits(_SIZES, [{}] * 2), 4, "must return a list of 3 states"),
         (Splits(_SIZES, [lambda: 1] * 3), 4, "must return plain states: Can't pickle"),
         (_OwnSplits(_SIZES), 4, "those of iterators"),
     ],
-    ids=["no split", "not begun", "nothing", "too few", "not plain", "iterators"],
+    ids=["no split", "not begun", "nothing", "not plain", "iterators"],
 )
 def test_refused(dataset: IterableDataset[Any], batches: int, message: str) -> None:
     def make(workers: int) -> Any:
@@ -200,16 +199,12 @@ def test_other_shards() -> None:
         {"begun": [[0, 1], [0, 1]]},
         {"begun": [[5, 1]]},
         {"begun": [[0, -1]]},
-        {"begun": [["x", 1]]},
         {"begun": 3},
         {"numbers": [[0, 5, 1]]},
-        {"numbers": [[0, 1 << 70, 1]]},
         {"numbers": [[0, 5, 0]]},
         {"numbers": [[4, 0, -1]]},
         {"numbers": [[0, 1 << 40, 1]], "shards": [1 << 40, 1]},
-        {"numbers": [[-1, 1, 1]]},
         {"shards": 5},
-        {"shards": [5]},
     ],
     ids=str,
 )

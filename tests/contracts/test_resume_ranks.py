@@ -213,16 +213,7 @@ def _between(own: list[Any]) -> list[Any]:
     return states
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        [3, 4],
-        [torch.arange(3), torch.tensor([0, 1, 3])],
-        [torch.arange(3), torch.arange(3.0)],
-        [[{"a": torch.ones(2)}], [{"a": torch.zeros(2)}]],
-    ],
-    ids=["number", "tensor", "dtype", "nested"],
-)
+@pytest.mark.parametrize("own", [[3, 4], [[{"a": torch.ones(2)}], [{"a": torch.zeros(2)}]]], ids=["number", "nested"])
 def test_states_of_samplers_that_differ_between_epochs(own: list[Any]) -> None:
     """One rank's is not given to another."""
     with pytest.raises(ValueError, match="samplers have other states; every rank resumes from its own"):

@@ -201,21 +201,3 @@ def test_states_of_other_streams() -> None:
         with pytest.raises(ValueError, match="state"):
             DataLoader(Counts([4]), 2).load_state_dict({**state, "source": {**state["source"], "streams": streams}})
     assert merge_state_dicts([state]) == state
-
-
-class _UntoldStream(Counts):
-    """Its state cannot be had, which is nobody's business but of who saves."""
-
-    def state_dict(self) -> Any:
-        raise RuntimeError("not now")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_that_cannot_tell_its_state(workers: int) -> None:
-    loader: Any = DataLoader(_UntoldStream([8]), 2, num_workers=workers)
-    iterator = iter(loader)
-    got = [next(iterator)]
-    with pytest.raises(ValueError, match=r"cannot be saved: _UntoldStream.state_dict\(\): .*not now"):
-        loader.state_dict()
-    got += iterator
-    assert [row[2] for batch in got for row in batch.tolist()] == list(range(8))

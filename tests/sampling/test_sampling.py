@@ -36,14 +36,6 @@ def test_batches_with_positions_and_occurrences() -> None:
     assert drawn[1].keys == [5, "a"] and isinstance(drawn[2].keys[0], NoSample)
 
 
-@pytest.mark.parametrize(
-    "key", [np.int64(3), torch.tensor(3), None, 2.5, frozenset({1}), {"a": [1]}, [1, 2], (1, [2])], ids=repr
-)
-def test_any_object_may_be_a_key(key: Any) -> None:
-    """Samplers may yield what data sets take, hashable or not."""
-    assert Occurrences(10, unique=False).count([key, key]) == [0, 1]
-
-
 def test_an_iteration_goes_on_after_an_item_that_is_no_batch() -> None:
     batches: Any = [[0, 1], 5, [2, 3]]
     iterator = iter(DataLoader(range(10), batch_sampler=batches))  # type: ignore[arg-type]
