@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.memory.shared_memory import SharedMemory
 from minato_gpu.memory.status_board import (
     ATTENTION,
     AWAITED_BEGIN,
@@ -89,13 +88,9 @@ class Taken(NamedTuple):
 class Completions:
     """The marks of ``capacity`` tickets, shared by all processes of a loader. The memory is sparse, as an arena's."""
 
-    def __init__(self, capacity: int, memory: memoryview | None = None) -> None:
-        """``memory``: ``capacity * TICKET_BYTES`` bytes, which the caller owns; else they have their own."""
+    def __init__(self, capacity: int, memory: memoryview) -> None:
+        """``memory``: ``capacity * TICKET_BYTES`` bytes, which the caller owns."""
         self.capacity = capacity
-        self._own: SharedMemory | None = None
-        if memory is None:
-            self._own = SharedMemory("completions", capacity * TICKET_BYTES)
-            memory = self._own.part(0, self._own.nbytes)
         self._bytes = memory
         records: NDArray[Value] = np.frombuffer(memory, _RECORD, capacity)
         self._columns = {name: records[name] for name in _RECORD.names or ()}
@@ -203,14 +198,12 @@ class Completions:
             status[at] = mark
 
     def close(self) -> None:
-        """Releases its views, and closes memory that it has made."""
+        """Releases its views."""
         self.status.release()
         self._status.release()
         self._columns.clear()
         del self._took, self._elapsed, self._end
         self._bytes.release()
-        if self._own is not None:
-            self._own.close()
 
 
 class Bell:

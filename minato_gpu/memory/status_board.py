@@ -29,8 +29,6 @@ from contextlib import suppress
 from time import sleep
 from typing import NamedTuple
 
-from minato_gpu.memory.shared_memory import SharedMemory
-
 CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS, BYTES, STOPPED, KNOWN = range(
     15
 )
@@ -74,21 +72,15 @@ class Claim(NamedTuple):
 class WorkerStatusBoard:
     """The shared words of all workers; the module's docstring says who writes which."""
 
-    def __init__(self, workers: int, memory: memoryview | None = None) -> None:
-        """``memory``: ``size(workers)`` bytes, which the caller owns; else it has its own, cleared."""
+    def __init__(self, workers: int, memory: memoryview) -> None:
+        """``memory``: ``size(workers)`` bytes, which the caller owns."""
         self.workers = workers
         self._inboxes_at = 8 * (_HEADER + workers * (_ROW + _RING))
-        self._own: SharedMemory | None = None
-        if memory is None:
-            self._own = SharedMemory("board", self.size(workers))
-            memory = self._own.part(0, self._own.nbytes)
         self._bytes = memory
         self.words = self._bytes.cast("q")
         self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
         self._inboxes: dict[int, memoryview] = {}
         self._read_directly = 0, 0.0
-        if self._own is not None:
-            self.clear()
 
     @staticmethod
     def size(workers: int) -> int:
@@ -232,8 +224,6 @@ class WorkerStatusBoard:
         return offsets
 
     def close(self) -> None:
-        """Releases its views, and closes memory that it has made. Idempotent."""
+        """Releases its views. Idempotent."""
         for view in (self.words, *self._inboxes.values(), self._bytes):
             view.release()
-        if self._own is not None:
-            self._own.close()

@@ -25,13 +25,22 @@ import torch
 from benchmarks import report
 from benchmarks.proxy import Proxy
 from minato_gpu.util.messages import LOGGER
-from tests.lanes.test_far import MODES, bits, made, samples_of, there
+from tests.lanes.test_far import MODES, bits, made, there
 from tests.support.agents import AgentProcess, agents
 
 _HARM = 0.3  # of the batches at which something happens
 _EPOCHS = 2
 _WORKERS = 2  # that are killed: three in a row before they have begun anything would end the run, as they should
 _MODES = {**MODES, "out of order": {"in_order": False, "max_lateness": 4}}
+
+
+def _samples_of(batches: list[Any]) -> list[Any]:
+    """The samples of batches of rows, sorted."""
+    return sorted(
+        (int(key), values.numpy().tobytes(), name)
+        for batch in batches
+        for key, values, name in zip(batch["key"], batch["values"], batch["name"], strict=True)
+    )
 
 
 class Site:
@@ -102,7 +111,7 @@ def run(seed: int) -> Counter[str]:
         loader: Any = made(agents=site.proxies, awaits=False, slow_here=True, **more)
         for number, expected in enumerate(_expected(mode)):
             got = list(_taken(loader, rng, site))
-            same = samples_of(got) == samples_of(expected) if mode == "out of order" else bits(got) == bits(expected)
+            same = _samples_of(got) == _samples_of(expected) if mode == "out of order" else bits(got) == bits(expected)
             assert same, f"seed {seed}: epoch {number} of {mode!r} differs: {len(got)} of {len(expected)} batches"
             site.counts["far samples"] += there(loader)
             assert loader.stats()["failures"] == [], loader.stats()["failures"]

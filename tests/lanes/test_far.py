@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from itertools import islice
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -120,15 +119,6 @@ def bits(value: Any) -> Any:
     return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
 
 
-def samples_of(batches: list[Any]) -> list[Any]:
-    """The samples of batches of rows, sorted."""
-    return sorted(
-        (int(key), values.numpy().tobytes(), name)
-        for batch in batches
-        for key, values, name in zip(batch["key"], batch["values"], batch["name"], strict=True)
-    )
-
-
 def there(loader: Any, agent: AgentProcess | None = None) -> int:
     """How many samples an agent, or all of them, have prepared."""
     lanes = loader.stats()["lanes"].items()
@@ -147,17 +137,6 @@ def test_batches_are_the_same_bits_in_the_same_order(mode: dict[str, Any]) -> No
             # a sample for each slot, or where workers join them a batch, and the one that is due
             beyond = 3 * 8200 if loader.collate_fn is not joined else 4 * 8 * 1000
             assert loader.stats()["bytes_in_flight_peak"] <= 1.05 * (budget + beyond)
-        del loader
-
-
-@pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("count", [1, 2])
-def test_out_of_order_they_are_the_same_samples(count: int) -> None:
-    expected = samples_of(list(made()))
-    with agents(count) as others:
-        loader = made(agents=others, in_order=False, max_lateness=4)
-        assert samples_of(list(loader)) == expected
-        assert there(loader) > 0
         del loader
 
 
@@ -302,20 +281,6 @@ def test_a_data_set_of_the_programs_own_file(tmp_path: Path) -> None:
 def _train(others: list[AgentProcess]) -> None:
     for _ in made(agents=others):
         sleep(60.0)
-
-
-def epochs_of(loader: Any) -> list[Any]:
-    """The batches of an epoch, of the next up to where it is left, and of a third."""
-    return [[bits(batch) for batch in islice(loader, stop)] for stop in (None, 3, None)]
-
-
-@pytest.mark.usefixtures("no_leaks")
-def test_what_an_epoch_that_is_left_has_sent_disturbs_no_other() -> None:
-    expected = epochs_of(made(persistent_workers=True))
-    with agents() as others:
-        loader = made(agents=others, persistent_workers=True)
-        assert epochs_of(loader) == expected
-        del loader
 
 
 @pytest.mark.usefixtures("no_leaks")

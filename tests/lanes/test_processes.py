@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes import forking
@@ -228,17 +228,6 @@ def test_a_replacement_is_told_its_own_blocks(forks: bool) -> None:
         finally:
             links.close_parent_ends()
             workers.close(2.0)
-
-
-def _shared(samples: list[Any]) -> Any:
-    return torch.tensor([get_worker_info() is not None, default_collate(samples).is_shared()])
-
-
-def test_a_batch_is_collated_in_memory_that_ends_with_the_worker() -> None:
-    """PyTorch's default_collate opens a file of /dev/shm for it, which stays where the worker is killed just then."""
-    samples: Any = [torch.zeros(4)] * 4
-    loader = DataLoader(samples, 2, collate_fn=_shared, num_workers=1)
-    assert [batch.tolist() for batch in loader] == 2 * [[True, False]]
 
 
 @pytest.mark.parametrize("more", [{}, {"collate_fn": list}, {"collate_fn": lambda samples: default_collate(samples)}])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.memory.completions import BLOB, IN_ROW, READY, ROW, Bell, Completions
+from minato_gpu.memory.completions import BLOB, IN_ROW, READY, ROW, TICKET_BYTES, Bell, Completions
 from minato_gpu.memory.status_board import (
     ATTENTION,
     AWAITED_BEGIN,
@@ -18,21 +18,21 @@ from minato_gpu.memory.status_board import (
     NOBODY,
     WorkerStatusBoard,
 )
-from tests.memory.watched import Event, before, fenced, watch
+from tests.memory.watched import Event, before, cleared_board, fenced, watch
 
 RECORD, STATUS, COUNT, RING = "record", "status", "count", "ring"
 
 
 @pytest.fixture
 def completions() -> Iterator[Completions]:
-    completions = Completions(64)
+    completions = Completions(64, memoryview(bytearray(64 * TICKET_BYTES)))
     yield completions
     completions.close()
 
 
 @pytest.fixture
 def board() -> Iterator[WorkerStatusBoard]:
-    board = WorkerStatusBoard(1)
+    board = cleared_board(1)
     yield board
     board.close()
 
@@ -41,7 +41,7 @@ class Noted(Completions):
     """Notes what is done to it, and shows at each step what a parent could see."""
 
     def __init__(self, events: list[Event]) -> None:
-        super().__init__(64)
+        super().__init__(64, memoryview(bytearray(64 * TICKET_BYTES)))
         self.events = events
 
     def record(self, *what: Any) -> None:

@@ -28,14 +28,14 @@ from minato_gpu.memory.status_board import (
     WorkerStatusBoard,
     base_of,
 )
-from tests.memory.watched import Event, before, fenced, watch
+from tests.memory.watched import Event, before, cleared_board, fenced, watch
 
 _FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
 def board() -> Iterator[WorkerStatusBoard]:
-    board = WorkerStatusBoard(3)
+    board = cleared_board(3)
     yield board
     board.close()
 
@@ -85,7 +85,7 @@ def _serve(board: WorkerStatusBoard, size: int, done: Any) -> None:
 
 def test_both_sides_agree_where_a_chunk_stops() -> None:
     """A worker process and its parent, as fast as they can: nothing is begun that the parent was promised back."""
-    board, size = WorkerStatusBoard(2), 3000
+    board, size = cleared_board(2), 3000
     receiver, sender = _FORK.Pipe(duplex=False)
     worker = _FORK.Process(target=_serve, args=(board, size, sender))
     worker.start()
@@ -120,7 +120,7 @@ def test_both_sides_agree_where_a_chunk_stops() -> None:
 @given(st.lists(st.integers(-3000, 9000), max_size=30))
 def test_the_ring_gives_back_in_order_across_its_end(steps: list[int]) -> None:
     """Positive: the parent frees so many; negative: the worker looks. Against a list as the model."""
-    board = WorkerStatusBoard(1)
+    board = cleared_board(1)
     sent, waiting, received = 0, 0, 0
     for step in (*steps, -1):
         if step > 0:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
+
+from minato_gpu.memory.status_board import WorkerStatusBoard
 
 FENCE = "fence"
 Event = str | tuple[str, int]
 """A fence, or ("read" or "write", index of the word)."""
+
+
+def cleared_board(workers: int) -> WorkerStatusBoard:
+    """A board in memory of its own, which processes share that are forked."""
+    board = WorkerStatusBoard(workers, memoryview(mmap.mmap(-1, WorkerStatusBoard.size(workers))))
+    board.clear()
+    return board
 
 
 class WatchedWords:

@@ -50,14 +50,7 @@ class Lanes:
         for address in addresses:
             check_address(address, "an agent's address", "node1:7400")
         self._addresses = addresses
-        budget = (
-            nbytes("node_budget", node_budget, "leave it out for 1GB") if isinstance(node_budget, str) else node_budget
-        )
-        if isinstance(budget, bool) or not isinstance(budget, int):
-            raise TypeError(f'node_budget must be a number of bytes, or a text such as "1GB", got {node_budget!r}')
-        if budget < 1:
-            raise ValueError(f"node_budget must be at least 1, got {budget}; leave it out for 1GB")
-        self._node_budget = budget
+        self._node_budget = nbytes("node_budget", node_budget, "leave it out for 1GB")
         self._nodes: dict[str, tuple[Find, int]] = {}  # by name: what finds its agent, and its workers
 
     @property
