@@ -66,13 +66,7 @@ class Adopted:
         readable(self.sentinel, None)
 
     def close(self) -> None:
-        """Closes the descriptor, once it has ended.
-
-        What was forked by another that has been killed is a child of this process where that is the first of its
-        container.
-        """
-        with contextlib.suppress(OSError):  # mostly it is not
-            os.waitid(os.P_PIDFD, self.sentinel, os.WEXITED | os.WNOHANG)
+        """Closes the descriptor, once it has ended."""
         os.close(self.sentinel)
 
 

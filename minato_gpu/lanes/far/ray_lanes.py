@@ -149,18 +149,8 @@ class _Starter:
     def _started(self) -> subprocess.Popen[str]:
         import ray
 
-        listen = f"{ray.util.get_node_ip_address()}:0"
-        command = [
-            sys.executable,
-            "-m",
-            "minato_gpu",
-            "lane",
-            "--tied",
-            "--listen",
-            listen,
-            "--cores",
-            str(self._cores),
-        ]
+        listen, cores = f"--listen={ray.util.get_node_ip_address()}:0", f"--cores={self._cores}"
+        command = [sys.executable, "-m", "minato_gpu", "lane", "--tied", listen, cores]
         paths = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, cluster_token.TOKEN: self._token, "PYTHONPATH": paths}
         return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
