@@ -15,7 +15,6 @@ import pickle
 import select
 import signal
 import socket
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,18 +138,16 @@ class HostReader:
         if self._memory is not None:
             self._memory.owns, memory = pool.owns, self._memory.part()
         self._server = PeerServer(listening, self._reads.blocks, memory, self._client)
+        self._meeting = self._loop.create_task(self._meet(pool, address, peers, share))
+
+    async def _meet(self, pool: PeerPool, address: str, peers: tuple[str, ...], share: str) -> None:
         if peers[0] != peer_discovery.AUTO:
-            self._meeting = self._loop.create_task(pool.meet(address, peers[1:]))
+            await pool.meet(address, peers[1:])
             return
-
-        def find() -> None:
-            try:
-                addresses = peer_discovery.found_by_torchrun(address, share)
-                self._loop.call_soon_threadsafe(pool.join, address, addresses)
-            except Exception as error:  # whatever the store says
-                self._loop.call_soon_threadsafe(pool.stay_alone, f"other hosts were not found: {error}")
-
-        threading.Thread(target=find, name="minato-peers", daemon=True).start()
+        try:
+            pool.join(address, await asyncio.to_thread(peer_discovery.found_by_torchrun, address, share))
+        except Exception as error:  # whatever the store says
+            pool.stay_alone(f"other hosts were not found: {error}")
 
     def _peer_counts(self) -> dict[str, Any]:
         """Returns the counts of reads from other hosts, and of what was sent to them."""

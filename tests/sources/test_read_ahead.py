@@ -59,10 +59,6 @@ def rows(batches: Any) -> list[tuple[Any, ...]]:
     return [row for batch in batches for row in zip(*(column.tolist() for column in batch), strict=True)]
 
 
-def engine_of(loader: DataLoader[Any]) -> Any:
-    return loader._session.engine
-
-
 def reads(loader: DataLoader[Any]) -> dict[str, Any]:
     found: dict[str, Any] = loader.stats()["reads"]
     return found

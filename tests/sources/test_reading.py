@@ -118,15 +118,6 @@ def test_keys_are_of_what_is_read_whatever_the_working_directory_becomes(
     assert Source("memory://a").key == ("memory://a", 0, None)
 
 
-@pytest.mark.parametrize("part", [(0, None), (6, None), (0, 10), (6, 7)], ids=str)
-def test_files_that_do_not_tell_their_size(part: tuple[int, int | None]) -> None:
-    """One of /proc says that it has no bytes."""
-    whole, (begin, length) = Path("/proc/version").read_bytes(), part
-    assert len(whole) > 20
-    found = read_bytes(Source("/proc/version", *part))
-    assert found.tobytes() == whole[begin : None if length is None else begin + length] and found.flags.writeable
-
-
 def test_devices_pipes_and_what_has_no_bytes(tmp_path: Path) -> None:
     assert read_bytes(Source("/dev/zero", 5, 10)).tobytes() == bytes(10)
     assert len(read_bytes("/dev/null")) == 0

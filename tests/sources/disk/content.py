@@ -63,29 +63,6 @@ def _to_its_end(act: Callable[[], object]) -> None:
     os._exit(0)
 
 
-class Elsewhere:
-    """A process of its own, forked now, for something to be done later. It ends with the tests at the latest, so it can
-    have no children."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        def run() -> None:
-            os.close(go)
-            os.read(wait, 1)
-            _to_its_end(act)
-
-        wait, go = os.pipe()
-        self._go = go
-        self._child = _FORK.Process(target=run, daemon=True)
-        self._child.start()
-        os.close(wait)
-
-    def succeeds(self) -> bool:
-        """Have it done; False where it has failed."""
-        os.close(self._go)
-        self._child.join()
-        return self._child.exitcode == 0
-
-
 def elsewhere(act: Callable[[], object]) -> bool:
     """Do it in a process of its own at once; False where it has failed."""
     child = _FORK.Process(target=_to_its_end, args=(act,))

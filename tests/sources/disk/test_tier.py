@@ -200,22 +200,6 @@ def test_what_a_dead_process_was_writing_is_removed_beside_a_living_one(path: Pa
     assert tier.nbytes() == before and not [*path.glob("runs/*/[0-9]*")]
 
 
-def test_a_death_before_the_account_is_written_has_all_counted_anew(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def other() -> None:
-        tier = DiskTier(path, BUDGET)
-        keep(tier, 1, 2)
-        monkeypatch.setattr(os, "pwrite", lambda *_: os._exit(0))
-        tier.remove([key(1)])
-
-    assert elsewhere(other)
-    assert not file_of(path, 1).exists()
-    tier = DiskTier(path, BUDGET)
-    assert tier._account.count_all() == tier._account.look() and kept(tier) == {2}
-    tier.close()
-
-
 # --- directories -----------------------------------------------------------------------------------------------
 
 
