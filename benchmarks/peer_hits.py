@@ -72,7 +72,7 @@ async def _measure(pipe: Connection, nbytes: int, sources: int, repetitions: int
     told: asyncio.Queue[tuple[int, int, BaseException | None]] = asyncio.Queue()
     reads = SharedReads(arena, asyncio.get_running_loop().call_soon)
 
-    def done(number: int, block: int, nbytes: int, error: BaseException | None, seconds: float, **_: Any) -> None:
+    def done(number: int, block: int, nbytes: int, error: BaseException | None, **_: Any) -> None:
         told.put_nowait((block, nbytes, error))
 
     storage = ReaderPool(reads.blocks, done)
