@@ -138,7 +138,7 @@ class Builder:
         both = "cpu" in self.options.lanes
         alone = max(1, usable_cores() // len(self.options.devices))  # workers that only read leave the cores idle
         threads = alone if not both else 1 if device == "cpu" else min(THREADS_BESIDE, alone)
-        micro_batch = self.settings.micro_batch
+        micro_batch = self.settings.policy.micro_batch
         assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
@@ -223,7 +223,7 @@ class Builder:
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
         kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
         pipeline = self.loader.pipeline
-        micro_batches = MicroBatchCost(self.settings.micro_batch) if self.options.device.type != "cpu" else None
+        micro_batches = MicroBatchCost(self.settings.policy.micro_batch) if self.options.device.type != "cpu" else None
         if pipeline is None or not self.settings.cuts:
             return Estimator(self._costs(kinds), kinds, micro_batches)
         return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices, micro_batches)

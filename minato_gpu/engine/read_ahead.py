@@ -8,6 +8,7 @@ is prepared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import index
 from typing import Any, cast
 
@@ -25,18 +26,6 @@ from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")
 _ELSEWHERE = (*_TIERS, "share")  # counts that stats() tells under another name
-
-
-def _number(record: Record, at: int, seeds: dict[int, int]) -> tuple[Key, ...]:
-    """Returns a prepared sample's key among loaders: a number of 63 bits from its seed, key and occurrence.
-
-    Empty if the key has no digest.
-    """
-    occurrence = 0 if record.occurrences is None else record.occurrences[at]
-    try:
-        return (prepared_key(sample_seed(seeds[record.epoch], 0, record.keys[at], occurrence) >> 1),)
-    except Exception:  # the key has no digest
-        return ()
 
 
 class ReadAhead:
@@ -90,27 +79,29 @@ class ReadAhead:
 
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
         """Asks for the bytes of tickets of a place that has been drawn; ``spans``: their numbers in it."""
-        first = record.first
-        wanted = [self._wanted(TicketId(first + at), record.keys[at]) for lo, hi in spans for at in range(lo, hi)]
-        if self._shares:
-            wanted = [
-                (serial, sample, (*keys, *_number(record, serial - first, self._seeds)))
-                for serial, sample, keys in wanted
-            ]
+        wanted = [self._wanted(record, at) for lo, hi in spans for at in range(lo, hi)]
         serials = [serial for serial, _, _ in wanted]
         if self._lost:
             self._here.update(dict.fromkeys(serials, ()))
             return
         self._waits.update(serials)
-        self._outbox.want(first, wanted)
+        self._outbox.want(record.first, wanted)
         self.say()
 
-    def _wanted(self, serial: TicketId, key: SampleKey) -> tuple[TicketId, int, tuple[Key, ...]]:
-        try:
+    def _wanted(self, record: Record, at: int) -> tuple[TicketId, int, tuple[Key, ...]]:
+        """Returns a ticket of the place, the index of its sample (-1: none), and the keys of what it needs.
+
+        A prepared sample's key among loaders is a number of 63 bits from its seed, key and occurrence.
+        """
+        key, sample = record.keys[at], -1
+        with suppress(TypeError):
             sample = index(key)
-        except TypeError:
-            sample = -1
-        return serial, sample, self._keys(key)
+        keys = self._keys(key)
+        if self._shares:
+            occurrence = 0 if record.occurrences is None else record.occurrences[at]
+            with suppress(Exception):  # the key has no digest
+                keys += (prepared_key(sample_seed(self._seeds[record.epoch], 0, key, occurrence) >> 1),)
+        return TicketId(record.first + at), sample, keys
 
     def _keys(self, key: SampleKey) -> tuple[Key, ...]:
         try:

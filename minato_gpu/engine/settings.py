@@ -27,7 +27,6 @@ class Settings:
     batch: int = 1  # samples of a batch
     window: int = 1  # batches that are admitted and not delivered
     workers: int = 0  # worker processes or threads that are started; ``num_workers`` of them are at work at first
-    micro_batch: int = MICRO_BATCH  # most samples of one dispatch to a device
     items: int = 0  # samples, delivered one by one in order, that are admitted and handed over together; 0: batches
     streams: bool = False  # every worker iterates the data set itself, and the epoch ends when all streams do
     stacks: bool = False  # batches are what ``default_collate`` makes of samples that are asked for one by one
@@ -63,7 +62,6 @@ class Settings:
             replaceable=loader.on_worker_death == "replace" and not options.threads,
             timeout=loader.timeout,
         )
-        found = replace(found, micro_batch=found._micro_batch(loader, options))
         policy = found._policy(loader, options)
         return replace(found, policy=policy, whole=not (items or found.cuts) and (not batched or policy.fixed))
 
@@ -94,7 +92,7 @@ class Settings:
             inspect=has_device,
             queues=rests and not has_device,
             cpu_runs="cpu" in options.lanes,
-            micro_batch=self.micro_batch,
+            micro_batch=self._micro_batch(loader, options),
             compose_ahead=len(options.devices),
             spares_device=options.device.type == "cuda",
             devices=len(options.devices),
@@ -114,7 +112,7 @@ class Settings:
         These are the next one, one loaded behind it, and room for as many samples as its ``lanes`` prepare at once. The
         others wait on the host.
         """
-        return lanes * (2 + -(-HELD * self.micro_batch // self.batch))
+        return lanes * (2 + -(-HELD * self.policy.micro_batch // self.batch))
 
 
 def _prefetch(loader: Arguments) -> int:

@@ -90,7 +90,7 @@ class Dispatcher:
             return True
         if (
             lane.wants_many
-            and self.waiting.samples(lane.home) < lane.limits[0] // 2
+            and self.waiting.samples[lane.home] < lane.limits[0] // 2
             and not self._blocks_next_batch(lane)
         ):
             return False
@@ -105,7 +105,7 @@ class Dispatcher:
         oldest = self.waiting.oldest()
         if oldest is not None and oldest.side == lane.home:
             return True
-        return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples(lane.home)
+        return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples[lane.home]
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Dispatches the oldest waiting entry after memory refused an early one."""

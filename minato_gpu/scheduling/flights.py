@@ -136,7 +136,7 @@ class Flights:
         ones use: they hold ``nbytes`` already."""
         chunk = flight.chunk
         seconds = chunk.seconds * keep / chunk.size
-        self._lanes[chunk.lane].shorten(chunk.seconds - seconds)
+        self._lanes[chunk.lane].seconds -= chunk.seconds - seconds
         self.promise(flight, flight.promised * keep / chunk.size)
         self.give_back(flight, keep, chunk.size)
         if flight.credit:

@@ -49,18 +49,32 @@ class History:
 
     def read(self, keys: Keys) -> Array:
         """Returns the log costs of the keys, shape (n,); nan where none is recorded."""
-        codes = self._read(keys).astype(np.float64)
+        indices = self._indices(keys)
+        found = np.array([self._code(key) for key in keys]) if indices is None else self._codes[indices]
+        codes = found.astype(np.float64)
         return np.where(codes > 0, _LOWEST + (codes - 1) * _STEP, np.nan)
+
+    def _code(self, key: Key) -> int:
+        place = self._place(key)
+        return self._others.get(hash(name_of(key)), 0) if place is None else int(self._codes[place])
 
     def write(self, keys: Keys, logs: Array) -> None:
         """Records log costs; of a key given twice the last one counts."""
         codes = np.clip(np.rint((logs - _LOWEST) / _STEP) + 1, 1, 65535).astype(np.uint16)
         indices = self._indices(keys)
-        if indices is None:
-            self._write_each(keys, codes)
+        if indices is not None:
+            self.recorded += len(set(indices[self._codes[indices] == 0].tolist()))  # np.unique imports for 20 ms first
+            self._codes[indices] = codes
             return
-        self.recorded += len(set(indices[self._codes[indices] == 0].tolist()))  # np.unique imports for 20 ms first
-        self._codes[indices] = codes
+        for key, code in zip(keys, codes.tolist(), strict=True):
+            self.recorded += not self._code(key)
+            if (place := self._place(key)) is not None:
+                self._codes[place] = code
+                continue
+            self._others[hash(name_of(key))] = code
+            if len(self._others) > MOST:
+                self._others.popitem(last=False)
+                self.recorded -= 1
 
     def _indices(self, keys: Keys) -> NDArray[np.intp] | None:
         """Returns the keys as an index array if all are indices of the array, else None."""
@@ -69,33 +83,6 @@ class History:
             return None
         least, most = np.minimum.reduce(found), np.maximum.reduce(found)
         return found.astype(np.intp, copy=False) if least >= 0 and most < len(self._codes) else None
-
-    def _read(self, keys: Keys) -> NDArray[np.uint16]:
-        indices = self._indices(keys)
-        if indices is not None:
-            return self._codes[indices]
-        return np.array([self._read_one(key) for key in keys], dtype=np.uint16)
-
-    def _read_one(self, key: Key) -> int:
-        place = self._place(key)
-        return self._others.get(hash(name_of(key)), 0) if place is None else int(self._codes[place])
-
-    def _write_each(self, keys: Keys, codes: NDArray[np.uint16]) -> None:
-        for key, code in zip(keys, codes.tolist(), strict=True):
-            place = self._place(key)
-            if place is None:
-                self._write_other(hash(name_of(key)), code)
-            else:
-                self.recorded += self._codes[place] == 0
-                self._codes[place] = code
-
-    def _write_other(self, name: int, code: int) -> None:
-        if name not in self._others:
-            if len(self._others) < MOST:
-                self.recorded += 1
-            else:
-                self._others.popitem(last=False)
-        self._others[name] = code
 
     def _place(self, key: Key) -> int | None:
         """Returns the key as an index of the array, or None."""

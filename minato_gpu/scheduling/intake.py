@@ -13,7 +13,6 @@ from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
-from minato_gpu.scheduling.spans import TicketSpan
 from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
 
 STORE_S = 300e-6  # seconds to store a sample for the worker that collates its batch, and to read it there
@@ -121,31 +120,25 @@ class Intake:
 
     def add_costed(
         self,
-        spans: Sequence[TicketSpan],
+        first: TicketId,
         place: Place,
         cpu: Sequence[float],
         device: Sequence[float] | None,
-        read: bool = False,
         between: Sequence[Sequence[Plan]] | None = None,
+        *,
+        read: bool = False,
     ) -> None:
-        """Queues tickets of a place with predicted costs: where there is no device, neighbours as runs, else each
-        alone.
+        """Queues tickets of a place, from ``first`` on, with predicted costs: where there is no device, neighbours as
+        runs, else each alone.
 
-        ``read``: the host read has been done and its result is stored. ``between``: the divided plans of each ticket.
+        ``between``: the divided plans of each ticket. ``read``: the host read has been done and its result is stored.
         """
-        at = 0
-        for lo, hi in spans:
-            if device is None:
-                self._add_runs(lo, place, cpu[at : at + hi - lo])
-            else:
-                these = slice(at, at + hi - lo)
-                self._add_each(
-                    lo, place, cpu[these], device[these], read, repeat(()) if between is None else between[these]
-                )
-            at += hi - lo
-        if device is not None:
+        if device is None:
+            self._add_runs(first, place, cpu)
+        else:
+            self._add_each(first, place, cpu, device, read, repeat(()) if between is None else between)
             self._update_guesses()
-        self._since_route += at
+        self._since_route += len(cpu)
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
             self._since_route = 0
             self.router.update(self.rank)

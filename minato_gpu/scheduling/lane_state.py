@@ -20,6 +20,7 @@ _VARIED = 1.0  # standard deviation over mean, at least
 _REMEMBERED = 0.98  # forgetting factor of a lane's speed, per report
 _FASTEST = 32.0  # most times the speed of this host
 _LEASES = 8  # leases that ``lease_s`` averages over
+_CHUNK_SAMPLES = 1024  # most samples of a dispatch to CPU workers
 _OVER_FIXED = 2.0  # a dispatch may take this many times the fixed seconds of a micro-batch
 
 
@@ -54,9 +55,7 @@ class LaneState:
         self._leases = 0  # timed leases, up to _LEASES
         self._update_spread()
         # the most samples of one dispatch, and its target in predicted seconds
-        self.limits = (
-            (policy.micro_batch, policy.device_s) if self.is_device else (policy.chunk_samples, policy.chunk_s)
-        )
+        self.limits = (policy.micro_batch, policy.device_s) if self.is_device else (_CHUNK_SAMPLES, policy.chunk_s)
 
     def add(self, chunk: Chunk, slow: bool = False) -> None:
         """Counts a chunk that is sent to the lane; ``slow``: it is one sample predicted slow."""
@@ -70,10 +69,6 @@ class LaneState:
         self._chunks -= 1
         self.slow.discard(chunk.number)
         self.seconds = self.seconds - chunk.seconds if self._chunks else 0.0
-
-    def shorten(self, seconds: float) -> None:
-        """Subtracts predicted seconds of samples that were taken back."""
-        self.seconds -= seconds
 
     def measured(self, seconds: float, samples: int, own_s: float | None = None) -> None:
         """Updates mean and variance: ``samples`` samples took ``seconds`` together, ``own_s`` without waits for a core.

@@ -45,7 +45,7 @@ class Ledger:
         self.running = 0  # samples dispatched and not ready
         self.handing = 0  # running samples that will be handed over
         self.promised = 0  # unused bytes of credits
-        self._ready_bytes = 0
+        self.ready_bytes = 0  # ready and not delivered; each delivery sets what is left
         self.ready_samples = 0  # samples that are ready and in no batch
         self._read = _Pool()
         self._handed = _Pool()  # apart: these may be a thousand times as large
@@ -54,7 +54,7 @@ class Ledger:
     def in_flight(self) -> int:
         """Bytes ready and not delivered, plus the expected bytes of running samples."""
         expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
-        return self._ready_bytes + self._read.nbytes + self._handed.nbytes + max(int(expected), self.promised)
+        return self.ready_bytes + self._read.nbytes + self._handed.nbytes + max(int(expected), self.promised)
 
     def start(self, samples: int, handing: bool = False) -> None:
         """Counts ``samples`` more as running; ``handing``: they will be handed over."""
@@ -74,7 +74,7 @@ class Ledger:
         self._drop_inputs(held)
         self.stop(samples, handing)
         self.ready_samples += samples
-        self._ready_bytes += nbytes
+        self.ready_bytes += nbytes
         self.sample_bytes = _updated_mean(self.sample_bytes, samples, nbytes)
 
     def handed(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
@@ -87,10 +87,6 @@ class Ledger:
     def _drop_inputs(self, held: Held) -> None:
         self._read.forget(held[0])
         self._handed.forget(held[1])
-
-    def deliver(self, left: int) -> None:
-        """Sets the bytes that are ready and not delivered, after a delivery."""
-        self._ready_bytes = left
 
     def fits(self, count: int, slots: int, *, handing: bool = False, taken: int = 0, reserved: int = 0) -> int:
         """Returns how many of ``count`` further samples may be dispatched; at least one per slot until sizes are known.

@@ -21,6 +21,7 @@ from minato_gpu.scheduling.routing import threshold
 
 _MEMORY = 256  # recent samples from which tau is computed
 PATIENT = 1.0  # share of the window that may pass while one sample runs
+SLOW_FACTOR = 2.0  # a slow sample takes at least this many times the mean
 SLOW_BATCHES = 2.0  # a slow sample takes longer than this many batches
 MANY_SLOTS = 8  # with fewer slots proportionally fewer, since it takes a larger share of them
 EARLY_SLOTS = 4  # with fewer, a head start lets two slow samples hold every slot: 0.01 worse on the tail benchmark
@@ -98,7 +99,7 @@ class Pace:
         if self.tau <= 0:
             return float("inf")
         batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
-        return self.tau * max(batches * self.batch, self._policy.slow_factor * self.slots)
+        return self.tau * max(batches * self.batch, SLOW_FACTOR * self.slots)
 
     def lease_s(self, each: float, window: int, *, uniform: bool = False) -> float:
         """Returns the seconds of work that a slot is given at once: a share of the time of the whole window.

@@ -20,11 +20,9 @@ class Policy:
     inspect: bool = False  # read headers first where costs are unknown and a device lane is open
     cpu_runs: bool = True  # False: the CPU lane only inspects and collates, devices prepare every sample
     chunk_s: float = 2e-3  # least work of a dispatch of cheap samples
-    chunk_samples: int = 1024  # most samples of a dispatch
     lease_share: float = 1 / 8  # share of the window's time that a slot is given at once
     ahead_s: float = 2e-3  # work that each slot holds ahead of need
     queues: bool = True  # a CPU slot may hold a whole lease ahead, unless leases are long (collating would wait)
-    slow_factor: float = 2.0  # a sample is slow at this many times the mean (and more than a batch or two take)
     early: bool = True  # start samples that are predicted slow early
     reserve: bool = True  # out of order, slow samples never take every slot
     micro_batch: int = 16  # most samples of one device chunk

@@ -58,26 +58,19 @@ class LogLinear:
             self._stretch(np.log(np.maximum(features, _FLOOR)) - self._center)
         basis = self._basis(features)
         self._follow_noise(logs - basis @ self._weights)
-        for _ in range(2):  # the second time with weights from the new residuals
-            self._fit(basis, logs, commit=False)
-        self._fit(basis, logs, commit=True)
+        fade, noise, limit = np.exp(-len(logs) / _MEMORY), 1.0 / self.sigma**2, _HUBER * self.sigma
+        for _ in range(3):  # from the second time on with weights from the new residuals
+            residuals = np.abs(logs - basis @ self._weights)
+            weights = np.where(residuals > limit, limit / np.maximum(residuals, _FLOOR), 1.0)
+            if self.count < 4:
+                weights[:] = 1.0
+            weighted = basis * weights[:, None]
+            gram, moment = fade * self._gram + weighted.T @ basis, fade * self._moment + weighted.T @ logs
+            self._weights = np.linalg.solve(
+                gram * noise + self._prior_precision, moment * noise + self._prior_precision @ self._prior_mean
+            )
+        self._gram, self._moment = gram, moment
         self.count += len(logs)
-
-    def _fit(self, basis: Array, logs: Array, commit: bool) -> None:
-        residuals = np.abs(logs - basis @ self._weights)
-        limit = _HUBER * self.sigma
-        weights = np.where(residuals > limit, limit / np.maximum(residuals, _FLOOR), 1.0)
-        if self.count < 4:
-            weights[:] = 1.0
-        fade = np.exp(-len(logs) / _MEMORY)
-        weighted = basis * weights[:, None]
-        gram, moment = fade * self._gram + weighted.T @ basis, fade * self._moment + weighted.T @ logs
-        noise = 1.0 / self.sigma**2
-        self._weights = np.linalg.solve(
-            gram * noise + self._prior_precision, moment * noise + self._prior_precision @ self._prior_mean
-        )
-        if commit:
-            self._gram, self._moment = gram, moment
 
     def _follow_noise(self, residuals: Array) -> None:
         """Updates ``sigma`` from residuals of new samples, clipped so that an outlier does not raise it much."""

@@ -175,7 +175,7 @@ class Router:
         """
         if thief.is_device:
             return None if self._spares_devices() else self._steal_from(CPU, thief.home, thief, newest)
-        for home in sorted(self._waiting.homes, key=lambda home: -self._waiting.seconds(home)):
+        for home in sorted(self._waiting.homes, key=lambda home: -self._waiting.seconds[home]):
             found = self._steal_from(home, home, thief, newest)
             if found is not None:
                 return found
@@ -191,7 +191,7 @@ class Router:
         oldest = self._waiting.oldest()
         first = oldest.lo if oldest is not None else 0
         running = sum(lane.seconds * lane.speed for lane in owners)
-        per_position = self._waiting.seconds(owner) / max(1, newest - first)
+        per_position = self._waiting.seconds[owner] / max(1, newest - first)
         for entry in self._waiting.near(owner, home):
             device, cpu = self.price * (entry.device or 0.0), entry.cpu or 0.0
             wait = (running + per_position * (entry.lo - first)) / slots

@@ -198,8 +198,8 @@ class Scheduler:
         self._undelivered += event.size
         self.window.grown = False
         self._intake.enter(place, event.follow)
-        self._intake.pace.ending = event.last
         pace = self._intake.pace
+        pace.ending = event.last
         if self.policy.items:
             pace.window = max(self.policy.window, self._undelivered)
         else:
@@ -225,7 +225,7 @@ class Scheduler:
             cpu = cpu[these]
             device = None if device is None else device[these]
             between = None if between is None else between[these]
-        self._intake.add_costed([(lo, hi)], place, cpu, device, between=between)
+        self._intake.add_costed(lo, place, cpu, device, between)
 
     def _ended(self, event: m.Ended) -> None:
         self._intake.pace.ending = True
@@ -233,8 +233,8 @@ class Scheduler:
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._flights.retire(event.chunk)
         self._ledger.read(flight.size, event.nbytes)
-        place, costs = flight.parts[0].place, (event.cpu, event.device)
-        self._intake.add_costed(flight.chunk.spans, place, *costs, True, event.between)
+        (part,) = flight.parts  # neighbours of one place
+        self._intake.add_costed(part.lo, part.place, event.cpu, event.device, event.between, read=True)
 
     def _finished(self, event: m.Finished) -> None:
         flight = self.flights.get(event.chunk)
@@ -342,7 +342,7 @@ class Scheduler:
         size = self._sizes.pop(event.order)
         self._undelivered -= size
         self._composed -= size
-        self._ledger.deliver(event.in_flight)
+        self._ledger.ready_bytes = event.in_flight
         batches = size if self.policy.items else 1
         self._next_order = OutputBatch(event.order + batches)
         self._asked = self._waits = False

@@ -170,8 +170,9 @@ class Waiting:
         self._entries: dict[TicketId, Entry] = {}
         self._oldest: list[TicketId] = []
         self.unread = 0  # tickets marked for inspection
-        self._seconds = dict.fromkeys(self._sides, 0.0)
-        self._samples = dict.fromkeys(self._sides, 0)
+        # by side: predicted seconds of what waits there, without entries of unknown cost, and the number of samples
+        self.seconds = dict.fromkeys(self._sides, 0.0)
+        self.samples = dict.fromkeys(self._sides, 0)
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold by home
 
     def add(self, entry: Entry) -> None:
@@ -208,7 +209,7 @@ class Waiting:
         heapify(heap)
 
     def _account(self, entry: Entry, sign: int) -> None:
-        self._samples[entry.side] += sign * (entry.hi - entry.lo)
+        self.samples[entry.side] += sign * (entry.hi - entry.lo)
         cost = entry.cpu if entry.side == CPU else entry.device
         if entry.steps is not None and entry.side == CPU:
             if sign > 0:
@@ -216,7 +217,7 @@ class Waiting:
                 entry.queued_s = entry.cpu if plan is None else plan.cpu
             cost = entry.queued_s
         if cost:
-            self._seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
+            self.seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
 
     def take(self, entry: Entry, count: int) -> None:
         """Removes the first ``count`` serials of the entry; the rest keeps waiting."""
@@ -229,7 +230,7 @@ class Waiting:
         if entry.lo + count < entry.hi:
             self.add(entry.part(TicketId(entry.lo + count), entry.hi))
         if not self._entries:
-            self._seconds = dict.fromkeys(self._sides, 0.0)  # drops rounding errors
+            self.seconds = dict.fromkeys(self._sides, 0.0)  # drops rounding errors
 
     def first(self, side: str, patience: float = 0.0) -> Entry | None:
         """Returns the entry of the side that should start first; slow ones start ``patience`` positions later than
@@ -296,19 +297,11 @@ class Waiting:
         entries = list(self._entries.values())
         for heap in (*self._fast.values(), *self._slow.values(), *self._near.values()):
             heap.clear()
-        self._seconds = dict.fromkeys(self._sides, 0.0)
-        self._samples = dict.fromkeys(self._sides, 0)
+        self.seconds = dict.fromkeys(self._sides, 0.0)
+        self.samples = dict.fromkeys(self._sides, 0)
         for entry in entries:
             rank(entry)
             self._push(entry, 1)
-
-    def seconds(self, side: str) -> float:
-        """Returns the predicted seconds of what waits on the side; entries of unknown cost are left out."""
-        return self._seconds[side]
-
-    def samples(self, side: str) -> int:
-        """Returns how many samples wait on the side."""
-        return self._samples[side]
 
     def costed(self) -> Iterator[Entry]:
         """Yields entries whose costs are known for both kinds of lane, or that can be divided."""

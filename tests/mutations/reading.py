@@ -387,7 +387,7 @@ FAULTS = (
     Fault(
         "samples of another seed are taken",
         "engine/read_ahead.py",
-        "sample_seed(seeds[record.epoch], 0,",
+        "sample_seed(self._seeds[record.epoch], 0,",
         "sample_seed(0, 0,",
         _ONCE,
     ),

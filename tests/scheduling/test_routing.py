@@ -147,7 +147,7 @@ def test_each_home_has_a_side_of_its_own_and_one_that_is_closed_sends_all_to_the
     assert [waiting.first(home) for home in waiting.homes] == entries[2:]
     waiting.move(0.0, lambda entry: None, closed=["device:1"])
     assert [entry.side for entry in entries] == ["device:0", "cpu", "device:0", "cpu"]
-    assert waiting.seconds("device:1") == 0.0 and waiting.seconds("cpu") == pytest.approx(3.0 + 5.0)
+    assert waiting.seconds["device:1"] == 0.0 and waiting.seconds["cpu"] == pytest.approx(3.0 + 5.0)
 
 
 HANDED, FINAL = 1000, 10
