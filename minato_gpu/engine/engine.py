@@ -220,7 +220,7 @@ class Engine(Batches):
                     if not self.epochs.due:
                         break
                     self._settle()
-            self.pump.stop_listening()
+            self.pump.bell.await_nothing()
         finally:
             run.arrivals = None
             self.assembly.waiting(waits=False)

@@ -128,7 +128,7 @@ class Pump:
     def _hear(self, lane: Lane, message: c.Message) -> None:
         match message:
             case c.KeptSamples(run) if run == self.run.number:
-                self.run.revoked(message)
+                self.run.handle(m.Revoked(perf_counter(), message.chunk, message.keep, message.nbytes))
             case c.Progress():
                 self._progress(lane, message.at_work)
             case c.Recalled():
@@ -188,10 +188,6 @@ class Pump:
         every_task = self.assembly.loading is not None or self._settings.streams  # each task is some worker's own
         for lane in self.lanes.values():
             lane.sleep(every_task=every_task)
-
-    def stop_listening(self) -> None:
-        """Notes that the consumer waits no more."""
-        self.bell.await_nothing()
 
     def _marks(self, awaited: m.Awaited) -> tuple[int, int]:
         """Returns the range of marks that holds what the consumer waits for."""

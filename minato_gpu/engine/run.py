@@ -15,7 +15,7 @@ from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.lanes.base import Failure, Handed, Item, Report, Task, Yielded
-from minato_gpu.lanes.contract import AtWork, Exit, KeptSamples, Lane
+from minato_gpu.lanes.contract import AtWork, Exit, Lane
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.telemetry import Telemetry
@@ -238,10 +238,6 @@ class Run:
         end = TicketId(lo + len(items))
         self._assembly.taken(((end, hi),))
         return report._replace(items=items), (((lo, end),) if items else ())
-
-    def revoked(self, revoked: KeptSamples) -> None:
-        """Notes how many samples of a chunk the worker that has it keeps."""
-        self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep, revoked.nbytes))
 
     def progress(self, each: AtWork, now: float) -> None:
         """Tells the scheduler how far a worker has come in a chunk."""

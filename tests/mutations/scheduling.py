@@ -297,14 +297,14 @@ FAULTS = (
     ),
     Fault(
         "the rank that is furthest ahead gets the host's cores",
-        "scheduling/host_shares.py",
+        "engine/host_share.py",
         "key=lambda at: needs[at].ready)",
         "key=lambda at: -needs[at].ready)",
         ("scheduling/test_pacing.py",),
     ),
     Fault(
         "a rank may be left without a worker",
-        "scheduling/host_shares.py",
+        "engine/host_share.py",
         "max(1, min(cores, needs[at].most))",
         "max(0, min(cores, needs[at].most))",
         ("scheduling/test_pacing.py",),

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_gpu.engine.host_share import Need, shares
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.host_shares import Need, shares
 from minato_gpu.scheduling.pacing import EARLY_SLOTS, Pace
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
