@@ -40,7 +40,7 @@ class Dispatcher:
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
         self.fetching = Fetching(places, whole=policy.joins and not policy.shares)
-        self.jobs: deque[m.CollateNeeded] = deque()
+        self.jobs: deque[OutputBatch] = deque()  # batches that a worker is to join
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.flights = Flights(policy, ledger, self.lanes, self.waiting, self.intake)
         self.samples_ready = 0  # ready and not delivered
@@ -65,10 +65,6 @@ class Dispatcher:
         """Returns the CPU slots that have nothing to do."""
         return sum(lane.idle for lane in self.lanes.values() if not lane.is_device)
 
-    def note_idle(self) -> None:
-        """Reports idle slots to ``fetching`` while places wait for bytes."""
-        self.fetching.observe(self.now, 0 if len(self.waiting) else self.idle_slots())
-
     # --- lanes take work --------------------------------------------------------------------------------------
 
     def fill(self) -> None:
@@ -85,8 +81,7 @@ class Dispatcher:
     def _dispatch_one(self, lane: LaneState) -> bool:
         """Dispatches one chunk to the lane; returns False where nothing is for it."""
         if self.jobs and lane.helps:
-            job = self.jobs.popleft()
-            self._dispatch(lane, "collate", (), (), job.seconds, job.order)
+            self._dispatch(lane, "collate", (), (), 0.0, self.jobs.popleft())
             return True
         if (
             lane.wants_many

@@ -201,11 +201,10 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class CollateNeeded:
-    """Event: the composed batch ``order`` must be collated on the CPU lane; ``seconds`` is the predicted time."""
+    """Event: the composed batch ``order`` must be collated on the CPU lane."""
 
     time: float
     order: OutputBatch
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Scheduler:
             m.Lost: self._lost,
             m.Running: self._running,
             m.Revoked: self._flights.revoked,
-            m.CollateNeeded: lambda event: self._work.jobs.append(event),
+            m.CollateNeeded: lambda event: self._work.jobs.append(event.order),
             m.Asked: self._asked_for,
             m.Delivered: self._delivered,
             m.Tick: lambda event: self._flights.postpone(),
@@ -90,7 +90,7 @@ class Scheduler:
         out = work.out = []
         self._handlers[type(event)](event)
         self._compose()
-        work.consumer_starves = self._starves
+        work.consumer_starves = self._next_order not in self._sizes
         work.oldest = self._places.oldest
         work.samples_ready = self._ledger.ready_samples + self._composed
         if self._streams is not None:
@@ -99,18 +99,13 @@ class Scheduler:
         if work.out_of_work and self.window.most and (self._waits or (self.window.saves and not self.window.idled)):
             self._note_out_of_work()
         if self.fetching.watches:
-            work.note_idle()
+            self.fetching.observe(event.time, 0 if len(work.waiting) else work.idle_slots())
         return out
 
     @property
     def room(self) -> int:
         """Number of further tickets that the window admits."""
         return self.policy.window + self.window.extra * self._intake.pace.batch - self._undelivered
-
-    @property
-    def _starves(self) -> bool:
-        """True when no batch is ready for the consumer."""
-        return self._next_order not in self._sizes
 
     @property
     def end(self) -> OutputBatch | None:
@@ -244,7 +239,7 @@ class Scheduler:
         if chunk.kind == "collate":
             self._flights.retire(event.chunk)
             if not event.done:
-                self._join_again(event.time, chunk)
+                self._work.jobs.appendleft(chunk.order)
             return
         fresh = event.done - flight.done
         if fresh > 0:
@@ -310,7 +305,7 @@ class Scheduler:
         flight = self._flights.retire(event.chunk)
         chunk, done = flight.chunk, flight.done
         if chunk.kind == "collate":
-            self._join_again(event.time, chunk)
+            self._work.jobs.appendleft(chunk.order)
             return
         lo, hi = event.settled
         if lo < hi:
@@ -322,10 +317,6 @@ class Scheduler:
             self._mark_ready(flight, hi, event.failed)
             done = hi
         self._flights.give_back(flight, done, chunk.size)
-
-    def _join_again(self, now: float, chunk: m.Chunk) -> None:
-        """Queues a collate job again for another lane."""
-        self._work.jobs.appendleft(m.CollateNeeded(now, chunk.order, chunk.seconds))
 
     def _running(self, event: m.Running) -> None:
         instruction = self._flights.running(event)

@@ -46,8 +46,8 @@ FAULTS = (
     Fault(
         "a job that is given back is lost",
         "scheduling/scheduler.py",
-        "            if not event.done:\n                self._join_again",
-        "            if False:\n                self._join_again",
+        "            if not event.done:\n                self._work.jobs",
+        "            if False:\n                self._work.jobs",
         ENGINE,
     ),
     Fault(
