@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from types import MappingProxyType
 
@@ -65,11 +66,11 @@ class VirtualLoader:
         self._admitted = 0  # batches
         self._samples = SampleProgress(work)
         self._far, self._away = far, {name: set[int]() for name in far}  # chunks that are there, or on their way
-        self._events: list[tuple[float, int, str, object]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._now = 0.0
         self._lanes: dict[str, VirtualLane] = {}
-        self._cpu = self._lane(m.CPU)
+        self._lane(m.CPU)
         self._composed: dict[OutputBatch, m.Compose] = {}
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
@@ -89,15 +90,15 @@ class VirtualLoader:
 
     def _open(self) -> None:
         for number in range(self._work.devices):
-            self._push(0.0, "open", f"device:{number}")
+            self._push(0.0, partial(self._opens, f"device:{number}"))
         for time in self._work.ready_times():
-            self._push(time, "open", m.CPU)
+            self._push(time, partial(self._opens, m.CPU))
         for name, node in self._far.items():
             for _ in range(node.slots):
-                self._push(0.0, "open", name)
+                self._push(0.0, partial(self._opens, name))
             if node.leaves_at < _NEVER:
-                self._push(node.leaves_at, "leave", name)
-                self._push(node.leaves_at + SILENT_S, "lost", name)
+                self._push(node.leaves_at, partial(self._leaves, name))
+                self._push(node.leaves_at + SILENT_S, partial(self._lose, name))
 
     def _is_done(self) -> bool:
         """Does all that can be done now; returns whether every batch has been delivered."""
@@ -112,9 +113,9 @@ class VirtualLoader:
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def _push(self, time: float, kind: str, what: object) -> None:
+    def _push(self, time: float, happens: Callable[[], None]) -> None:
         self._number += 1
-        heappush(self._events, (time, self._number, kind, what))
+        heappush(self._events, (time, self._number, happens))
 
     def _step(self) -> None:
         """Does what happens next."""
@@ -124,27 +125,19 @@ class VirtualLoader:
             return
         if not self._events:
             raise RuntimeError(f"deadlock at {self._now} after {len(self._delivered)} batches")
-        self._now, _, kind, what = heappop(self._events)
-        if kind == "open":
-            assert isinstance(what, str)
-            lane = self._lane(what)
-            self._tell(m.LaneOpened(self._now, what, 1, lane.kind, on_host=what not in self._far))
-            lane.open(self._now)
-        elif kind == "leave":
-            assert isinstance(what, str)
-            self._lane(what).stop()
-        elif kind == "lost":
-            assert isinstance(what, str)
-            self._lose(what)
-        elif kind == "end":
-            assert isinstance(what, tuple)
-            self._end(*what)
-        elif kind == "report":
-            assert isinstance(what, tuple)
-            self._arrive(*what)
+        self._now, _, happens = heappop(self._events)
+        happens()
+
+    def _opens(self, name: str) -> None:
+        lane = self._lane(name)
+        self._tell(m.LaneOpened(self._now, name, 1, lane.kind, on_host=name not in self._far))
+        lane.open(self._now)
+
+    def _leaves(self, name: str) -> None:
+        self._lanes[name].stop()
 
     def _ends(self, time: float, lane: VirtualLane, run: ChunkRun) -> None:
-        self._push(time, "end", (lane, run, run.version))
+        self._push(time, partial(self._end, lane, run, run.version))
 
     def _end(self, lane: VirtualLane, run: ChunkRun, version: int) -> None:
         chunk, count = run.chunk, len(run.ends)
@@ -165,7 +158,7 @@ class VirtualLoader:
             handed = tuple((offset, chunk.stop) for offset in range(count))
             report = replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
         if there > self._now:
-            self._push(there, "report", (lane.name, report))
+            self._push(there, partial(self._arrive, lane.name, report))
         else:
             self._tell(report)
 
@@ -261,7 +254,7 @@ class VirtualLoader:
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
             if period:
-                self._push(self._consumer_ready, "consumer", None)
+                self._push(self._consumer_ready, _nothing)
             self._tell(m.Delivered(self._now, order, step_s))
             self._admit()
 
@@ -270,6 +263,10 @@ class VirtualLoader:
         spans = [span for _, batch in self._delivered for span in batch.spans]
         serials = np.concatenate([np.arange(lo, hi) for lo, hi in spans])
         return Outcome(times, serials)
+
+
+def _nothing() -> None:
+    """Stands for the end of a step: then the consumer asks again."""
 
 
 def run_together(loaders: Sequence[VirtualLoader]) -> list[Outcome]:
