@@ -29,13 +29,15 @@ SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual 
 _ANSWER_S = 5.0  # longest wait for all answers; a worker that the kernel holds never answers
 _NEXT_S = 0.5  # dumps that pause for so long are over, as there is no end mark
 _MOST = 1 << 16
+_ROOM = struct.pack("ll", 0, 4000)  # longest wait for room in the socket, as a timeval: seconds, microseconds
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _LAST = b"\0"  # before last words; no stack has it
 
 
 def offer(end: socket.socket) -> None:
     """Makes the signal write this worker process's stacks to ``end`` from now on."""
-    end.setblocking(False)  # a dump that nobody reads must not hold the worker
+    # Each of a dump's many small writes waits for room, and not for long: one that nobody reads must not hold the worker.
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ROOM)
     faulthandler.register(SIGNAL, file=end.fileno(), all_threads=True, chain=False)
 
 
