@@ -27,6 +27,13 @@ hypothesis.settings.register_profile(
 )  # the first example that fails will do
 
 
+def half(of: hypothesis.settings | None = None) -> hypothesis.settings:
+    """Half as many examples as the loaded profile makes, for a test whose examples are long; ``of``: settings that say
+    other things, too."""
+    whole = hypothesis.settings() if of is None else of
+    return hypothesis.settings(whole, max_examples=whole.max_examples // 2)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="a GPU test that is skipped counts as failed")
     parser.addoption("--all", action="store_true", help="run every combination of parameters, and PyTorch's own loader")

@@ -74,7 +74,7 @@ def on_host(name: str) -> list[list[torch.Tensor]]:
 def test_batches_are_those_of_the_host(fake: Fake, order: Order, name: str) -> None:
     device, (dataset, more) = fake(order), LOADERS[name]
     loader = DataLoader(dataset, BATCH, device="cuda", generator=seeded(), **{"num_workers": 2, **more})
-    got = consume(device, loader)
+    got = consume([device], loader)
     check_same(got, on_host(name))
     stats = loader.stats()
     assert stats["device"]["batches"] == len(got)
@@ -94,14 +94,14 @@ def _joined_by_a_worker() -> Any:
     stages = (dataclasses.replace(read, cpu=_read_unlike), *PIPELINE.stages[1:])
     pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
     more: dict[str, Any] = {"pipeline": pipeline, "lanes": ["device"], "generator": seeded(), "num_workers": 1}
-    return DataLoader(Numbers(), BATCH, device="cuda", timeout=30, **more)
+    return DataLoader(Numbers(), BATCH, device="cuda", timeout=60, **more)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream(fake: Fake, order: Order) -> None:
     device = fake(order)
     loader = _joined_by_a_worker()
-    got = consume(device, loader)
+    got = consume([device], loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
 
 
@@ -119,7 +119,7 @@ def test_what_a_device_does_not_give_up_is_prepared_by_who_joins_it(
 
     monkeypatch.setattr(device, "host", once)
     loader = _joined_by_a_worker()
-    got = consume(device, loader)
+    got = consume([device], loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
     assert not errors and loader.stats()["samples_repeated"] == BATCH
 
@@ -166,5 +166,5 @@ def test_a_loader_that_is_collected_in_its_own_thread_is_closed(fake: Fake) -> N
             done.set()
 
     transfers.submit(Collected(0))
-    assert done.wait(10)
+    assert done.wait(60)
     assert wait_until(lambda: engine.closed and transfers._thread is None)

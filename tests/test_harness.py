@@ -7,21 +7,16 @@ import threading
 from itertools import combinations, product
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minato_gpu
-from tests.contracts.modes import EVERY, MINATO, PYTORCH
 from tests.support import covering
 from tests.support.covering import pairwise
 from tests.support.leaks import assert_no_leaks, leaks, take_snapshot
 from tests.support.programs import Program
-from tests.support.selection import chosen
 
 
 def test_a_process_is_found_and_forgotten_once_it_ends() -> None:
@@ -81,45 +76,6 @@ def test_gpu_option_and_warnings(tmp_path: Path, required: bool) -> None:
     assert ("1 failed, 1 passed, 1 error" in outcome) if required else ("1 failed, 1 passed, 1 skipped" in outcome), (
         said
     )
-
-
-# --- which cases the gate runs ----------------------------------------------------------------------------------------
-
-
-class _Case:
-    """One case of a test, as much of it as is looked at."""
-
-    parent = SimpleNamespace(nodeid="tests/test_it.py")
-    originalname = "test_it"
-
-    def __init__(self, params: dict[str, Any], marks: tuple[str, ...] = (), together: str = "") -> None:
-        self.callspec = SimpleNamespace(params=params)
-        self.name = "test_it"
-        self.marks = marks
-        self.together = together
-
-    def get_closest_marker(self, name: str) -> Any:
-        """The mark, if it has it."""
-        return name if name in self.marks else None
-
-    def iter_markers(self, name: str) -> Any:
-        """Its parameters' mark."""
-        return [SimpleNamespace(args=(self.together, []))] if self.together else []
-
-
-def _chosen(cases: list[_Case]) -> list[dict[str, Any]]:
-    kept = chosen(cast(list[pytest.Item], cases))
-    return [case.callspec.params for case in cases if cast(pytest.Item, case) in kept]
-
-
-def _modes(*workers: int, modes: Any = MINATO, **more: Any) -> list[_Case]:
-    return [_Case({"mode": mode, "workers": count}, **more) for mode, count in product(modes, workers)]
-
-
-def test_pytorchs_own_loader_is_left_out() -> None:
-    assert all(case["mode"] is not PYTORCH for case in _chosen(_modes(2, modes=EVERY)))
-    classes = [torch.utils.data.DataLoader, minato_gpu.DataLoader]
-    assert _chosen([_Case({"loader_class": each}) for each in classes]) == [{"loader_class": minato_gpu.DataLoader}]
 
 
 # --- a few cases in which all pairs of values occur -------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_every_key_of_stats_is_there(tmp_path: Path, fake: Fake) -> None:
     ]
     for batch in loaders[0]:
         del batch
-    consume(device, loaders[1])
+    consume([device], loaders[1])
     known = reference.statistics()
     seen = {found for loader in loaders for found in keys("", loader.stats())}
     assert {key for key in seen if not _is_documented(key, known)} == set()

@@ -17,7 +17,7 @@ from minato_gpu.caching.future import NEVER, Future
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import CachePolicy, Minio
 from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, shuffled_shares
-from tests.support.examples import half
+from tests.conftest import half
 
 
 @given(epochs_of_keys, st.integers(1, 3))

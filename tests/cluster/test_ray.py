@@ -1,9 +1,11 @@
-"""Agents that Ray starts, on a cluster of this machine: a head, whose program trains, and two nodes beside it."""
+"""Agents that Ray starts, on a cluster of this machine: a head, whose program trains, and two nodes beside it; and
+the manual's examples of Ray Train and Ray Data."""
 
 from __future__ import annotations
 
 import gc
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from minato_gpu.lanes.far import ray_lanes
 from minato_gpu.lanes.far.wire import AgentError
 from tests.cluster.conftest import QUIET, agents
 from tests.lanes.test_far import Drawn, bits, there
+from tests.support import pages
 from tests.support.waiting import wait_until
 
 ray = pytest.importorskip("ray")
 pytestmark = QUIET
+TRAIN, DATA = pages.examples("minato_gpu/manual/ray.md")
 
 
 def made(cluster: Any = None) -> Any:
@@ -95,3 +99,19 @@ def test_resources_that_no_node_has_are_said_at_construction(nodes: Any) -> None
 def test_cores_that_are_none(cores: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="cores must be"):
         RayLanes(cores=cores)
+
+
+def test_two_workers_of_ray_train(nodes: Any, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"folder": str(tmp_path)}
+    pages.run(TRAIN, names, tmp_path)
+    assert names["loss"] < 1e-3
+    assert [node["connected"] for node in names["nodes"].values()] == [True]
+    assert wait_until(lambda: agents() == [])
+
+
+def test_rows_of_ray_data(nodes: Any, tmp_path: Path) -> None:
+    data = pytest.importorskip("ray.data")
+    names: dict[str, Any] = {"rows": data.range(100)}
+    pages.run(DATA, names, tmp_path)
+    assert names["loader"].stats()["samples_delivered"] == 100
+    assert sorted(int(key) for batch in names["loader"] for key in batch["id"]) == list(range(100))

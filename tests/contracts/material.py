@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import torch
+from fsspec.asyn import AsyncFileSystem
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from minato_gpu import ShardedDataset, Source, read_bytes
 from tests.contracts.cases import BAD, FILES, OF_FILES, SAMPLES, SHARDS, STARTS, STREAM_OF, STREAMS, Case
-from tests.contracts.far import url_of
 from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample
 from tests.support.agents import is_at_agent
 from tests.support.waiting import wait_until
@@ -63,7 +64,7 @@ class Data:
         if is_at_agent():
             met.touch()
         else:
-            wait_until(met.exists)
+            wait_until(met.exists, 20.0)  # or no agent is there
 
     def sample(self, key: int) -> Any:
         """The sample, or what happens instead."""
@@ -156,6 +157,39 @@ class Files(Data):
         """Other files are in the places of these."""
         _count(self.folder / "changes")
         written(self.folder, self.version)
+
+
+def url_of(path: str, host: int) -> str:
+    """Where a file of this machine lies, on one of two hosts."""
+    return f"far://host{host}{path}"
+
+
+class Far(AsyncFileSystem):  # type: ignore[misc]
+    """Answers from files of this machine; a host knows nothing of what another one has."""
+
+    protocol = "far"
+    cachable = False
+
+    def __init__(self, host: str = "", **more: Any) -> None:
+        super().__init__(**more)
+        self.host = host
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        return {"host": path.removeprefix("far://").partition("/")[0]}
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        return str(path).removeprefix("far://")
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        host, rest = path.split("/", 1)
+        if host != self.host:
+            raise FileNotFoundError(f"{self.host} has no {path}")
+        return Path("/", rest).read_bytes()[start:end]
+
+
+fsspec.register_implementation("far", Far, clobber=True)
 
 
 class Urls(Files):

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from minato_gpu.engine import builder
-from tests.contracts.checks import NOTHING, differences, lateness
 from tests.contracts.datasets import Costly, Made
 from tests.contracts.modes import BOUNDED, MINATO, STRICT, Mode
 from tests.support.waiting import wait_until
@@ -33,7 +32,7 @@ class _Blocked:
     def __call__(self, index: int) -> Any:
         if index in self.blocked:
             self.waiting.release()
-            assert self.gate.wait(50), "the test never let it go"
+            assert self.gate.wait(60), "the test never let it go"
         return torch.tensor(index)
 
 
@@ -45,13 +44,13 @@ def test_a_blocked_sample_delays_no_other_batch_until_the_limit(mode: Mode, bloc
     iterator = iter(mode.loader(Made(80, make), 4, num_workers=2))
     allowed = blocked // 4 + mode.lateness
     batches = [next(iterator).tolist() for _ in range(allowed)]
-    assert make.waiting.acquire(timeout=20)
+    assert make.waiting.acquire(timeout=60)
     make.gate.set()
     batches += [batch.tolist() for batch in iterator]
     flat = [index for batch in batches for index in batch]
-    assert differences(range(80), flat) == NOTHING
+    assert sorted(flat) == list(range(80))
     assert blocked not in flat[: 4 * allowed]
-    assert max(lateness(range(80), batches, 4)) <= mode.lateness
+    assert all(number - index // 4 <= mode.lateness for number, batch in enumerate(batches) for index in batch)
 
 
 @pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)
@@ -62,7 +61,7 @@ def test_in_strict_order_the_samples_behind_a_blocked_one_are_made_meanwhile(mod
 
     def make(index: int) -> Any:
         if index == 0:
-            assert gate.wait(50), "the test never let it go"
+            assert gate.wait(60), "the test never let it go"
         made[index] = 1
         return torch.tensor(index)
 
@@ -142,5 +141,5 @@ def test_all_comes_while_they_come_and_go(mode: Mode, persistent: bool) -> None:
             at_work.add(loader.stats()["workers"]["at_work"])
             if number == stop:
                 break
-        assert len(received) == 4 * (stop + 1) or differences(range(120), received) == NOTHING
+        assert len(received) == 4 * (stop + 1) or sorted(received) == list(range(120))
     assert at_work == set(range(1, _MOST + 1))

@@ -5,23 +5,23 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.memory.status_board import WorkerStatusBoard
-from minato_gpu.pipeline.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, Field
 from minato_gpu.scheduling.plans import Plan
-from tests.support.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
+from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, X, shift
 
 pytestmark = pytest.mark.usefixtures("open_from_the_start")  # the plans then count from the first sample on
 
-LENGTH, BATCH, EPOCHS = 120, 8, 3
+EPOCHS = 3
 SLOW = 77
 applied: Counter[tuple[int, float]] = Counter()  # the stage in thread workers, by sample and what its epoch drew
 slow = threading.Event()  # one sample is slow in this epoch
@@ -31,27 +31,9 @@ slow_at: list[int] = []  # the worker thread that is at it
 
 def pipeline(first: Callable[[Any, Any], Any] = shift) -> Pipeline:
     """A host read, and three stages that either lane can do, two of which draw."""
-    shifted = TorchFunction(shift_on_device)
-    return Pipeline(
-        (
-            Stage("read", ("n",), {"x": X, "label": Field(np.int64), "name": Field(object)}, cpu=read),
-            Stage("shift", ("x",), {"x": X}, cpu=first, draw=draw, device=shifted),
-            Stage("double", ("x",), {"x": X}, cpu=double, device=CupyFunction(double_on_device)),
-            Stage("again", ("x",), {"x": X}, cpu=shift, draw=draw, device=shifted),
-        ),
-        outputs=("x", "label", "name"),
-        name="tests",
-    )
-
-
-class Numbers(Dataset[Any]):
-    """Sample ``n`` is {"n": n}."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, n: int) -> Any:
-        return {"n": n}
+    read, shifts, doubles = PIPELINE.stages
+    stages = (read, replace(shifts, cpu=first), doubles, replace(shifts, name="again"))
+    return replace(PIPELINE, stages=stages)
 
 
 def plan_for(monkeypatch: pytest.MonkeyPatch, cpu: float, device: float, *between: Plan) -> None:
@@ -112,7 +94,7 @@ def _slow_shift(fields: Any, params: Any) -> Any:
     applied[number, params["shift"]] += 1
     if number == SLOW and slow.is_set():
         slow_at.append(int(threading.current_thread().name.rpartition("-")[2]))
-        told.wait(20)
+        told.wait(60)
     return shift(fields, params)
 
 

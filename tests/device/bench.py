@@ -94,9 +94,9 @@ class Bench:
         self.submit(load)
         return load
 
-    def submit(self, load: Load, order: int | None = None) -> None:
-        """Ask for a load, of the next batch if nothing else is said."""
-        load.order = OutputBatch(self.submitted if order is None else order)
+    def submit(self, load: Load) -> None:
+        """Ask for a load of the next batch."""
+        load.order = OutputBatch(self.submitted)
         self.submitted += 1
         self.transfers.submit(load)
 

@@ -84,9 +84,9 @@ class Bench:
         fields = self.pipeline.run({"n": key}, sample_seed(77, 0, key), stop=2)
         return Handed(Local((fields, {2: {}}), SAMPLE_BYTES), 2)
 
-    def reported(self, chunk: int, limit_s: float = 20.0) -> bool:
+    def reported(self, chunk: int) -> bool:
         """Whether the chunk is reported in time."""
-        return wait_until(lambda: self.report(chunk) is not None, limit_s)
+        return wait_until(lambda: self.report(chunk) is not None)
 
     def report(self, chunk: int) -> Report | None:
         """Its report, once there is one."""

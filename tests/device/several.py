@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
+import minato_gpu.device.accelerator
+import minato_gpu.engine.builder
+import minato_gpu.epoch.delivery
 from minato_gpu import DataLoader
-from tests.support.device_batches import flat, reference, seeded
+from minato_gpu.device.collated import mapped
+from tests.support.device_batches import reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 
@@ -29,23 +34,26 @@ class Careless(FakeDevice):
             super().wait(event)
 
 
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
+    """Makes devices of one machine, and lets every loader use them as "cuda:0", "cuda:1" and so on."""
+
+    def make(count: int = 2, order: Order = LAZY_COPIES, careless: int = -1) -> list[FakeDevice]:
+        devices: list[FakeDevice] = []
+        for number in range(count):
+            devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
+            devices[-1].uuid = f"{number}-uuid"
+        monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
+        monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda device: devices[device.index])
+        put = lambda batch, device: mapped(batch, devices[device.index].put)  # noqa: E731
+        monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", put)
+        return devices
+
+    return make
+
+
 def names(devices: Sequence[FakeDevice]) -> list[str]:
     return [f"cuda:{number}" for number in range(len(devices))]
-
-
-def consume(devices: Sequence[FakeDevice], batches: Any, first: int = 0) -> list[list[torch.Tensor]]:
-    """What the consumer of each batch's own device reads of it; ``first``: the number of the first batch."""
-    seen: list[list[torch.Tensor]] = []
-    for number, batch in enumerate(batches, first):
-        found: list[torch.Tensor] = []
-        seen.append(found)
-        device = devices[number % len(devices)]
-        for tensor in flat(batch):
-            assert device.owns(tensor), f"batch {number} is on another device"
-            device.read(tensor, lambda t, into=found: into.append(t.clone()))  # type: ignore[misc]
-    for device in devices:
-        device.finish()
-    return seen
 
 
 def labels(seen: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
@@ -80,5 +88,5 @@ class Gated(Plain):
 
     def __getitem__(self, n: int) -> Any:
         if n == self.at:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         return super().__getitem__(n)

@@ -26,11 +26,11 @@ ERROR = "an illegal memory access was encountered"
 
 def loader_on(lanes: Any, **more: Any) -> Any:
     more["pipeline"] = PIPELINE if lanes == ["device"] else COSTLY
-    return DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, timeout=20, **more)
+    return DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, timeout=60, **more)
 
 
 def numbers(device: FakeDevice, loader: Any) -> list[int]:
-    return [int(n) for _, labels in consume(device, loader) for n in labels]
+    return [int(n) for _, labels in consume([device], loader) for n in labels]
 
 
 def fails_once(
@@ -99,7 +99,7 @@ def test_samples_that_the_device_has_failed_are_tried_again(
     raised = fails_once(monkeypatch, of, name, "minato-device", at, error)
     loader = loader_on(["device"], device_memory_budget=1 if name == "host" else None, generator=seeded())
     wanted = reference(Numbers(), pipeline=PIPELINE, lanes=["cpu"], generator=seeded())
-    check_same(consume(device, loader), wanted)
+    check_same(consume([device], loader), wanted)
     repeated = loader.stats()["samples_repeated"]
     assert raised.is_set()
     if name == "host":  # pools are trimmed, and there is memory for all of them
@@ -145,7 +145,7 @@ def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
     wanted = reference(Numbers(), pipeline=PIPELINE, lanes=["cpu"], generator=seeded())
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         loader = loader_on(lanes, generator=seeded())
-        check_same(consume(device, loader), wanted)
+        check_same(consume([device], loader), wanted)
     stats = loader.stats()
     assert stats["device_lane"]["retired"] is (len(lanes) > 1)
     (record,) = caplog.records

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from minato_gpu import Pipeline, Stage
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.loads import rows_bytes
 from minato_gpu.device.output import DeviceOutput
@@ -26,47 +24,12 @@ from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
-from minato_gpu.pipeline.pipeline import Field, TorchFunction
-from tests.contracts.datasets import Made
 from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, add, bench, pipeline
 from tests.lanes.harness import open_links, piece, task
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
-from tests.support.fake_work import Copy
+from tests.support.fake_streams import Copy
 from tests.support.leaks import leaks, take_snapshot
 from tests.support.waiting import wait_until
-
-X = Field(np.float32, (2,))
-
-
-def _read(fields: Any, params: Any) -> Any:
-    return {"x": np.full(2, fields["n"], np.float32), "label": fields["n"]}
-
-
-def _draw(rng: np.random.Generator, meta: Any) -> Any:
-    return {"shift": float(rng.uniform(0, 1))}
-
-
-def _cpu(fields: Any, params: Any) -> Any:
-    if fields["x"][0] == 13:
-        raise ValueError("thirteen fails everywhere")
-    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
-
-
-def _device(fields: Any, params: Any) -> Any:
-    if fields["x"][0] in (7, 13):
-        raise ValueError("no such operation on this device")
-    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
-
-
-PIPELINE = Pipeline(
-    (
-        Stage("read", reads=("n",), writes={"x": X, "label": Field(np.int64)}, cpu=_read),
-        Stage("shift", reads=("x",), writes={"x": X}, cpu=_cpu, draw=_draw, device=TorchFunction(_device)),
-    ),
-    outputs=("x", "label"),
-    name="tests",
-)
-NUMBERS = Made(40, lambda n: {"n": n})
 
 
 class _Gated(FakeDevice):
@@ -82,7 +45,7 @@ class _Gated(FakeDevice):
 
         class Event(FakeEvent):
             def synchronize(self) -> None:
-                assert device.gate.wait(20)
+                assert device.gate.wait(60)
                 super().synchronize()
 
         return Event(self, self.current)
@@ -93,7 +56,7 @@ def test_a_device_has_two_micro_batches_in_flight() -> None:
     device, begun, all_sent = _Gated(), list[int](), threading.Event()
 
     def note(fields: Any, params: Any) -> Any:
-        assert all_sent.wait(20)  # else the lane may wait for the first before there is a second
+        assert all_sent.wait(60)  # else the lane may wait for the first before there is a second
         begun.append(int(fields["x"][0]))
         return add(fields, params)
 
@@ -117,13 +80,13 @@ def test_what_the_device_is_through_with_is_reported_before_the_next_is_begun() 
         number = int(fields["x"][0])
         if number == 20:
             begun.set()
-            assert sent.wait(20)
-        assert number == 20 or seen.wait(20)
+            assert sent.wait(60)
+        assert number == 20 or seen.wait(60)
         return add(fields, params)
 
     with bench(FakeDevice(LAZY_CONSUMER), pipeline(on_device)) as one:
         one.send(20, chunk=1)
-        assert begun.wait(20)
+        assert begun.wait(60)
         one.send(31, chunk=2)
         sent.set()
         assert one.reported(1) and one.report(2) is None

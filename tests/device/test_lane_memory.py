@@ -19,8 +19,8 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from tests.device import lane_bench as device_bench
 from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench, pipeline, short_beyond
-from tests.device.test_lane import NUMBERS, PIPELINE
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.numbers import LENGTH, PIPELINE, Numbers
 from tests.support.waiting import wait_until
 
 
@@ -88,11 +88,10 @@ def test_a_library_that_is_missing_is_named_once_and_the_cpu_goes_on(
 
     monkeypatch.setattr(FunctionSegment, "load", load)
     monkeypatch.setattr(FunctionSegment, "run", run)
-    keys = [key for key in range(40) if key != 13]
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         for _ in range(2):
-            loader = DataLoader(NUMBERS, 4, sampler=keys, num_workers=1, pipeline=PIPELINE, lanes=lanes)
-            assert [int(n) for batch in loader for n in batch["label"]] == keys
+            loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=lanes)
+            assert [int(n) for batch in loader for n in batch["label"]] == list(range(LENGTH))
     assert sum("needs cupy" in record.getMessage() for record in caplog.records) == 1
     del loader
 
@@ -107,13 +106,12 @@ def test_a_loader_goes_on_without_the_device(
     no_leaks: None,
 ) -> None:
     """Everything is delivered once, also in the epoch after."""
-    keys = [key for key in range(40) if key != 13]
     more: dict[str, Any] = {"pipeline": PIPELINE, "lanes": lanes, "persistent_workers": True, "in_order": in_order}
     short_beyond(monkeypatch, 0)
-    loader = DataLoader(NUMBERS, 4, sampler=keys, num_workers=1, **more)
+    loader = DataLoader(Numbers(), 8, num_workers=1, **more)
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         for _ in range(2):
-            assert sorted(int(n) for batch in loader for n in batch["label"]) == keys
+            assert sorted(int(n) for batch in loader for n in batch["label"]) == list(range(LENGTH))
     device = loader.stats()["device_lane"]
     assert device["retired"] is (len(lanes) == 2)
     assert len(caplog.records) == (1 if len(lanes) == 2 else 0)

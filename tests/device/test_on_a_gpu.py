@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,27 @@ from minato_gpu.lab.parity import whole_tolerance
 from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import image_classification
-from tests.support.gate import held_up
 from tests.support.numbers import PIPELINE, Numbers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+_SOURCE = r'extern "C" __global__ void wait(volatile int* open) { while (*open == 0) {} }'
+
+
+@contextmanager
+def held_up(device: Accelerator, stream: Any) -> Iterator[None]:
+    """What is issued on the stream within runs at the end of it. One thread of the GPU waits for the host's word."""
+    import cupy
+
+    word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    wait = cupy.RawKernel(_SOURCE, "wait")
+    wait.compile()  # loading a kernel waits for the whole device
+    with device.working(stream):
+        wait((1,), (1,), (np.uint64(word.data_ptr()),))
+    try:
+        yield
+    finally:
+        word[0] = 1
+        stream.synchronize()
 
 
 def encoded(number: int) -> dict[str, Any]:

@@ -13,21 +13,23 @@ import torch
 
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput, Issued
-from tests.contracts.checks import NOTHING, differences
 from tests.device.several import (
     SAMPLE_BYTES,
     Gated,
     Machine,
     check_content,
-    consume,
     labels,
     loader_on,
+    machine,
     on_host,
 )
 from tests.device.test_several_orders import BATCH_BYTES
+from tests.support.device_batches import consume
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 from tests.support.waiting import wait_until
+
+__all__ = ["machine"]
 
 
 @pytest.mark.usefixtures("open_from_the_start")
@@ -48,7 +50,7 @@ def test_a_device_without_memory_retires_and_the_others_go_on(
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         for _ in range(3):  # it retires in the first of these, and may have begun with the second by then
             got = consume(devices, loader)
-            assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+            assert sorted(n for batch in labels(got) for n in batch) == list(range(LENGTH))
             made = [have + loader.stats()["lanes"][f"device:{n}"]["samples"] for n, have in enumerate(made)]
             assert loader.stats()["device_lane"][1]["retired"]
     stats = loader.stats()
@@ -67,7 +69,7 @@ def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) ->
             if number == 4:
                 break
     del _batch
-    assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
+    assert sorted(n for batch in labels(consume(devices, loader)) for n in batch) == list(range(LENGTH))
     del loader
     gc.collect()
     for device in devices:
@@ -103,12 +105,12 @@ def test_samples_on_the_device_make_room_for_a_batch(
     """The window holds more than ten batches, the device two to seven, with what the consumer has of them: with two it
     is short, with more where the consumer is slower."""
     device = short(capacity, order)
-    more: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 16, "timeout": 30}
+    more: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 16, "timeout": 60}
     loader = loader_on([device], lanes=["device"], in_order=in_order, **more)
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         got = consume([device], loader)
     check_content(got, on_host())
-    assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+    assert sorted(n for batch in labels(got) for n in batch) == list(range(LENGTH))
     stats = loader.stats()
     assert said(caplog) == (stats["device"]["short_of_memory"] > 0)
     assert capacity > 14_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
@@ -120,7 +122,7 @@ def test_a_batch_that_came_too_early_leaves_for_the_due_one(short: Any) -> None:
     """The consumer has one, and one of those behind the due one lies on the device, which holds no third."""
     device, gate = short(5 * BATCH_BYTES // 2), threading.Event()
     data = Gated(BATCH + 3, gate)
-    loader = loader_on([device], data, worker_kind="thread", prefetch_factor=4, timeout=30)
+    loader = loader_on([device], data, worker_kind="thread", prefetch_factor=4, timeout=60)
 
     def gated() -> Iterator[Any]:
         iterator = iter(loader)
@@ -137,7 +139,7 @@ def test_a_batch_that_came_too_early_leaves_for_the_due_one(short: Any) -> None:
 
 def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:
     device = short(1 << 20)
-    loader = loader_on([device], lanes=["device"], timeout=30)
+    loader = loader_on([device], lanes=["device"], timeout=60)
     with device.running(device.consumer):
         taken = device.empty((1 << 20) - BATCH_BYTES // 2)
     with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
@@ -149,7 +151,7 @@ def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:
 def test_a_batch_waits_for_a_first_micro_batch_whose_size_nobody_knows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executor is at its first samples, and the device is full, while the first batch is loaded, which has samples of
+    """The executor is at its first samples, and the device is full, while the first batch is loaded, of samples of
     the other device: that makes none before."""
     issued, empty, held = DeviceOutput.issued, FakeDevice.empty, threading.Event()
     devices, refused, waited = machine(2), list[int](), list[bool]()
@@ -196,8 +198,8 @@ def test_devices_of_one_batch_each_take_turns_also_where_one_batch_is_lost(machi
     devices = machine(2, order)
     for device in devices:
         device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES
-    more: dict[str, Any] = {"worker_kind": "thread", "prefetch_factor": 4, "lanes": ["cpu"], "timeout": 30}
+    more: dict[str, Any] = {"worker_kind": "thread", "prefetch_factor": 4, "lanes": ["cpu"], "timeout": 60}
     got = consume(devices, loader_on(devices, LosesOne(), pipeline=PIPELINE, on_error="skip", **more))
     keys = [n for batch in labels(got) for n in batch]
     assert len(keys) == LENGTH - BATCH + 1
-    assert differences([n for n in range(LENGTH) if n // BATCH != 3], sorted({*keys})) == NOTHING
+    assert {*keys} == {n for n in range(LENGTH) if n // BATCH != 3}

@@ -48,12 +48,10 @@ def failure(text: str = "broken") -> Failure:
 class Floor:
     """An assembly with one worker that does what the test says; places of four samples."""
 
-    def __init__(
-        self, links: WorkerChannels, *, stacks: bool = True, joins_whole: bool = True, places: int = 3
-    ) -> None:
+    def __init__(self, links: WorkerChannels, places: int = 3) -> None:
         self.links = links
         self.leases = links.loans
-        self.assembly = Assembly(links, stacks=stacks, joins_whole=joins_whole)
+        self.assembly = Assembly(links, stacks=True, joins_whole=True)
         self.worker = Store(0, links, links.arenas[0])
         for place in range(places):
             keys = [f"k{serial}" for serial in range(4 * place, 4 * place + 4)]

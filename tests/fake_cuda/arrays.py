@@ -106,7 +106,7 @@ cuda = SimpleNamespace(
 
 
 class RawKernel:
-    """The one kernel of ``tests/support/gate.py``, which waits for the host's word."""
+    """The one kernel of ``tests/device/test_on_a_gpu.py``, which waits for the host's word."""
 
     def __init__(self, source: str, name: str) -> None:
         assert name == "wait", f"the kernel {name} cannot run without a GPU"

@@ -12,8 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CHANGED = {"torch": "kernels", "nvidia.dali.backend_impl": "dali", "torchvision.io.image": "pictures"}
-"""Modules, and whose ``install`` here is called with each."""
+CHANGED = {
+    "torch": ("kernels", "install"),
+    "nvidia.dali.backend_impl": ("dali", "install"),
+    "torchvision.io.image": ("kernels", "install_pictures"),
+}
+"""Modules, and which function of which module here is called with each."""
 
 REPLACED = {"cupy": "arrays.py"}
 
@@ -30,7 +34,8 @@ class _Finder(MetaPathFinder):
 
         def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            importlib.import_module(f"{__package__}.{CHANGED[name]}").install(module)
+            where, install = CHANGED[name]
+            getattr(importlib.import_module(f"{__package__}.{where}"), install)(module)
 
         loader.exec_module = execute_and_change
         return spec

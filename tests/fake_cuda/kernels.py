@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -145,3 +146,17 @@ def _copy(kept: Any) -> Callable[..., torch.Tensor]:
 def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source, non_blocking=non_blocking)
+
+
+def install_pictures(module: Any) -> None:
+    """Lets ``decode_jpeg`` of ``torchvision.io.image`` decode for a CUDA device, by its decoder for the CPU."""
+    decode = module.decode_jpeg
+
+    @functools.wraps(decode)
+    def decode_jpeg(input: Any, mode: Any = module.ImageReadMode.UNCHANGED, device: Any = "cpu", **more: Any) -> Any:
+        decoded = decode(input, mode, "cpu", **more)
+        if torch.device(device).type == "cpu":
+            return decoded
+        return [uploaded(one) for one in decoded] if isinstance(decoded, list) else uploaded(decoded)
+
+    module.decode_jpeg = decode_jpeg

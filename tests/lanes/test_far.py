@@ -76,7 +76,7 @@ class Drawn:
         if self.begun is not None and not is_here:
             self.begun.touch()
         elif self.begun is not None:
-            wait_until(self.begun.exists)
+            wait_until(self.begun.exists, 20.0)
         if is_here and (self.begun is not None or self.slow_here):
             sleep(5e-3)
         if info.num_workers == self.fails_among:

@@ -13,7 +13,7 @@ FAULTS = (
         "pipelines/image_stages.py",
         "np.array([(height - h) // 2, (width - w) // 2, h, w], np.int32)}\n\n\ndef cost",
         "np.array([0, 0, h, w], np.int32)}\n\n\ndef cost",
-        ("pipelines/test_photograph_stages.py",),
+        ("pipelines/test_photographs.py",),
     ),
     Fault(
         "boxes are cut from a picture of which scans are missing",

@@ -190,7 +190,7 @@ FAULTS = (
         "scheduling/routing.py",
         "return entry.ratio >= self.threshold and bool(self._open(entry.home))",
         "return entry.ratio < self.threshold and bool(self._open(entry.home))",
-        ("scheduling/test_routing.py", "scheduling/test_devices.py", "lab/simulation/test_comparison.py"),
+        ("scheduling/test_routing.py", "scheduling/test_lanes.py", "lab/simulation/test_comparison.py"),
     ),
     Fault(
         "slow samples do not start early",
@@ -321,6 +321,6 @@ FAULTS = (
         "scheduling/lane_state.py",
         "if self._micro_batches is not None:",
         "if False:",
-        ("scheduling/test_micro_batch_cost.py",),
+        ("scheduling/test_costs.py",),
     ),
 )

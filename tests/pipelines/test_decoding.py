@@ -24,6 +24,16 @@ from tests.pipelines.test_headers import cut_before_scans
 from tests.support import programs
 
 
+@pytest.fixture(params=["nvimagecodec", "opencv"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Photographs are decoded by this library."""
+    if request.param == "opencv":
+        monkeypatch.setattr(decoding, "library", lambda: None)
+    else:
+        pytest.importorskip("nvidia.nvimgcodec")
+    return str(request.param)
+
+
 def whole_picture(encoded: Any) -> Any:
     return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
 

@@ -178,12 +178,3 @@ class TestErrors:
         item = painted(tmp_path, orientation=6)
         with pytest.raises(StageError, match=r"90 x 130 pixels.*for 130 x 90; boxes must refer .* Exif orientation"):
             object_detection.build().run(item, 0)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"shorter": 0}, {"shorter": 900, "longest": 800}, {"flip": 1.5}, {"masks": "bitmap"}, {"std": (0.1, 0, 0.1)}],
-)
-def test_nonsense_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        object_detection.build(**settings)

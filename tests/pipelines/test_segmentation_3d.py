@@ -187,15 +187,3 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "a_x.npy", np.zeros((2, 2)))
     with pytest.raises(StageError, match="three dimensions"):
         segmentation_3d.build(PATCH).run(CaseFolder(tmp_path)[0], 0)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"patch": (0, 8, 8)}, {"patch": (8, 8)}, {"oversampling": 1.5}, {"flip": -0.1}),
-        *({"brightness": 1.0}, {"noise": -1.0}, {"probability": 2.0}, {"dtype": "int8"}),
-    ],
-)
-def test_nonsense_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        segmentation_3d.build(**settings)

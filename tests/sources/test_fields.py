@@ -14,8 +14,8 @@ from minato_gpu.sources.fields import LEARNED, FieldPolicy
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.sent_samples import SentSample
 from minato_gpu.sources.source import FIELDS
+from tests.conftest import half
 from tests.sources.by_hand import PAGE, SIZE, Kept, content
-from tests.support.examples import half
 
 MS = 1e-3
 

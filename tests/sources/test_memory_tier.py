@@ -14,7 +14,7 @@ from minato_gpu.caching.future import Integers, share
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier, OfItems
 from minato_gpu.sources.source import Key
-from tests.support.examples import half
+from tests.conftest import half
 
 PAGE = 4096
 SIZE = 3000

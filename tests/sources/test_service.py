@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.memory_tier import Begun
+from tests.conftest import half
 from tests.sources.by_hand import PAGE, SIZE, Bench, Kept, content, key
-from tests.support.examples import half
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,15 +39,19 @@ def flat(batch: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in flat(part)]
 
 
-def consume(device: FakeDevice, loader: Any) -> list[list[torch.Tensor]]:
-    """What the consumer's stream reads of each batch; nothing of a batch is kept."""
+def consume(devices: Sequence[FakeDevice], batches: Any, first: int = 0) -> list[list[torch.Tensor]]:
+    """What the consumer's stream on each batch's own device reads of it; no batch is kept. ``first``: the first one's
+    number."""
     seen: list[list[torch.Tensor]] = []
-    for batch in loader:
+    for number, batch in enumerate(batches, first):
         found: list[torch.Tensor] = []
         seen.append(found)
+        device = devices[number % len(devices)]
         for tensor in flat(batch):
+            assert device.owns(tensor), f"batch {number} is on another device"
             device.read(tensor, lambda t, into=found: into.append(t.clone()))  # type: ignore[misc]
-    device.finish()
+    for device in devices:
+        device.finish()
     return seen
 
 

@@ -33,16 +33,15 @@ import numpy as np
 import torch
 
 from minato_gpu.device.accelerator import Accelerator
+from tests.support.fake_streams import CANARY as CANARY
 from tests.support.fake_streams import CONSUMER as CONSUMER
 from tests.support.fake_streams import LAZY_CONSUMER as LAZY_CONSUMER
 from tests.support.fake_streams import LAZY_COPIES as LAZY_COPIES
-from tests.support.fake_streams import FakeStreams
+from tests.support.fake_streams import Block, Copy, FakeStreams
+from tests.support.fake_streams import FakeEvent as FakeEvent
+from tests.support.fake_streams import FakeStream as FakeStream
+from tests.support.fake_streams import Foreign as Foreign
 from tests.support.fake_streams import Order as Order
-from tests.support.fake_work import CANARY as CANARY
-from tests.support.fake_work import Block, Copy
-from tests.support.fake_work import FakeEvent as FakeEvent
-from tests.support.fake_work import FakeStream as FakeStream
-from tests.support.fake_work import Foreign as Foreign
 
 
 class FakeDevice(FakeStreams, Accelerator):

@@ -230,7 +230,7 @@ def _is_ours(name: str) -> bool:
     return Path(path).exists()
 
 
-def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 10.0) -> None:
+def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool = False, limit_s: float = 30.0) -> None:
     """Wait until nothing is left that ``before`` lacked; raise AssertionError with what stays.
 
     Only semaphores get longer: those of a killed program nobody may hold for a while, and its tracker removes them when
@@ -249,7 +249,7 @@ def assert_no_leaks(before: Snapshot, *, descriptors: bool = True, native: bool 
         raise AssertionError("left behind: " + "; ".join(left()))
 
 
-def check_scenario(scenario: Callable[[], object], *, limit_s: float = 10.0) -> None:
+def check_scenario(scenario: Callable[[], object], *, limit_s: float = 30.0) -> None:
     """Run ``scenario`` once to warm up (lazy imports, thread pools), then again and compare everything."""
     before = take_snapshot(descriptors=False)
     scenario()

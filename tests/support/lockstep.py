@@ -211,7 +211,7 @@ class Lockstep:
     def _of(self, name: str) -> list[_Thread]:
         """Those threads, in the order of their names; all have come to where they wait."""
         while self._starting:
-            self._registered.get(timeout=30)
+            self._registered.get(timeout=60)
             self._starting -= 1
         found, of = self._named.get(name, ([], 0))
         if of != len(self._threads):
@@ -223,7 +223,7 @@ class Lockstep:
     def _let(self, thread: _Thread) -> None:
         """Let it run until it waits again."""
         thread.door.release()
-        assert self._back.acquire(timeout=30), f"{thread.name} does not come back"
+        assert self._back.acquire(timeout=60), f"{thread.name} does not come back"
 
     # --- counting ----------------------------------------------------------------------------------------------------
 

@@ -86,12 +86,6 @@ def loader_class(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def is_minato(loader_class: Any) -> bool:
-    """Whether the class under test is minato_gpu's."""
-    return loader_class is not torch.utils.data.DataLoader
-
-
-@pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts under analysis run in processes that were forked, not in interpreters of their own."""
     monkeypatch.setattr(script, "started", Forked)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 _PAUSE_S = 0.01
 
 
-def wait_until(condition: Callable[[], object], limit_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> bool:
     """True as soon as ``condition()`` is true; False when it is still false after ``limit_s`` seconds.
 
     The limit only bounds a failing test. A passing test takes as long as the condition takes.

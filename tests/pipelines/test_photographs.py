@@ -1,0 +1,264 @@
+"""The photographs' pipeline, and its standard stages put together otherwise. And settings that pipelines refuse."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from minato_gpu import DataLoader, Pipeline
+from minato_gpu.lab import parity
+from minato_gpu.lab.cli import main
+from minato_gpu.samples import StageError
+from pipelines import (
+    example_photographs,
+    image_classification,
+    image_stages,
+    object_detection,
+    segmentation_3d,
+    speech_recognition,
+)
+from pipelines import photograph_stages as photographs
+from tests.pipelines.odd_photographs import ODD
+from tests.support.pages import ROOT
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("photographs")
+    image_classification.example_data(folder)
+    return image_classification.ImageFolder(folder)
+
+
+def pipeline(*more: Any) -> Pipeline:
+    return Pipeline((photographs.READ, *more), outputs=("image", "label"))
+
+
+OWN = {
+    "evaluation": (photographs.centre_crop(), photographs.decode(), photographs.resize(24), photographs.normalise(24)),
+    "whole, oblong": (
+        photographs.WHOLE,
+        photographs.decode(),
+        photographs.flip(None),
+        photographs.resize((20, 32)),
+        photographs.normalise((20, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    ),
+    "bytes": (photographs.random_resized_crop(), photographs.decode(), photographs.resize(16), photographs.flip(16, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_both_lanes_mean_the_same(data: Any, name: str) -> None:
+    compared = parity.check(pipeline(*OWN[name]), [data[n] for n in range(0, len(data), 6)])
+    assert len(compared) > 3 and all(one.passed for one in compared)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("evaluation", (3, 24, 24)), ("whole, oblong", (3, 20, 32))])
+def test_a_loader_delivers_them(data: Any, name: str, shape: tuple[int, ...]) -> None:
+    loader = DataLoader(data, 8, pipeline=pipeline(*OWN[name]), num_workers=1, lanes=("cpu",))
+    batch = next(iter(loader))
+    assert batch["image"].shape == (8, *shape) and batch["label"].tolist() == data.labels[:8]
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "ratio", "box"),
+    [
+        ((256, 512), 224 / 256, 1.0, [16, 144, 224, 224]),
+        ((300, 200), 1.0, 1.0, [50, 0, 200, 200]),
+        ((300, 400), 0.5, 2.0, [100, 100, 100, 200]),
+        ((1, 1000), 0.1, 1.0, [0, 499, 1, 1]),
+    ],
+)
+def test_the_middle(size: tuple[int, int], share: float, ratio: float, box: list[int]) -> None:
+    placed = image_stages.middle_box({"size": np.array(size, np.int32)}, {}, share=share, ratio=ratio)
+    assert placed["box"].tolist() == box and placed["box"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(
+            lambda: photographs.centre_crop(1.1),
+            lambda: photographs.centre_crop(ratio=0),
+            lambda: photographs.flip(8, 2),
+        ),
+        *(lambda: photographs.resize((8, 0)), lambda: photographs.flip(0), lambda: photographs.normalise((0, 8))),
+    ],
+)
+def test_nonsense_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be|needs a"):
+        make()
+
+
+Copy = Callable[[str, str], None]
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copy]:
+    """Copies the template to mine.py of the current folder, with one text replaced."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    template = (ROOT / "pipelines" / "template.py").read_text(encoding="utf-8")
+
+    def write(old: str, new: str) -> None:
+        assert old in template
+        Path("mine.py").write_text(template.replace(old, new), encoding="utf-8")
+        importlib.invalidate_caches()
+
+    yield write
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("lane", ["cpu", "device"])
+def test_a_copy_delivers_pictures(copy: Copy, lane: Any) -> None:
+    copy("SIZE = 224", "SIZE = 32")
+    mine: Any = importlib.import_module("mine")
+    mine.example_data("photographs")
+    loader = DataLoader(
+        mine.dataset("photographs"),
+        batch_size=8,
+        pipeline=mine.pipeline(),
+        num_workers=1,
+        lanes=(lane,),
+        multiprocessing_context="forkserver",
+    )
+    (batch,) = loader
+    assert batch["image"].shape == (8, 3, 32, 32) and batch["number"].tolist() == list(range(8))
+    assert batch["image"].max() - batch["image"].min() > 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("SIZE = 224", "SIZE = 100", "every stage is within its tolerance"),
+        (", antialias=False", "", "deviates by more than its tolerance"),
+        ("int(rng.random() < 0.5)", "bool(rng.random() < 0.5)", "Expected int32"),
+        (
+            'writes={"encoded": Field(np.uint8, (None,))}',
+            "writes={}",
+            'read: writes={"encoded": Field(np.uint8, (None,))},',
+        ),
+    ],
+)
+def test_check_says_so(copy: Copy, old: str, new: str, said: str) -> None:
+    copy(old, new)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["check", "mine.py"])
+    assert said in result.output
+    assert (result.exit_code == 0) == ("every" in said)
+
+
+# --- the photographs' pipeline: what it reads, how it draws, and what it refuses -----------------------------------
+
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+@pytest.fixture(scope="module")
+def cat() -> Any:
+    return example_photographs.photograph("chelsea.png")
+
+
+def save(folder: Path, name: str, data: bytes) -> dict[str, Any]:
+    path = folder / name
+    path.write_bytes(data)
+    return {"path": str(path), "label": 0}
+
+
+class TestSteps:
+    def test_a_sample_from_beginning_to_end(self, cat: Any, tmp_path: Path) -> None:
+        pipeline = image_classification.build(size=32)
+        sample = pipeline.run(save(tmp_path, "cat.jpg", example_photographs.jpeg(cat)), seed=3)
+        assert sample["image"].shape == (3, 32, 32)
+        assert sample["label"] == 0
+        fields = pipeline.fields_at(len(pipeline.stages))
+        assert all(fields[name].fixed for name in pipeline.outputs)
+        # A photograph of a ginger cat: red outweighs blue, so the channels are in the right order.
+        levels = sample["image"] * np.reshape(image_classification.STD, (3, 1, 1))
+        levels += np.reshape(image_classification.MEAN, (3, 1, 1))
+        assert levels[0].mean() > levels[2].mean() + 0.05
+
+
+class TestBadFiles:
+    def bad(self, cat: Any) -> dict[str, bytes]:
+        whole = example_photographs.jpeg(cat)
+        progressive = example_photographs.jpeg(cat, progressive=True)
+        return {
+            "empty": b"",
+            "garbage": bytes(range(256)) * 20,
+            "header only": whole[:100],
+            "cut off": whole[: len(whole) // 2],
+            "cut off, progressive": progressive[: len(progressive) // 2],
+            "without end": whole[:-2],
+            "gif": b"GIF89a" + bytes(100),
+        }
+
+    def test_they_fail_while_reading_so_on_every_lane_alike(self, cat: Any, tmp_path: Path) -> None:
+        pipeline = image_classification.build(size=16)
+        for name, data in self.bad(cat).items():
+            fields = save(tmp_path, f"{name}.jpg", data)
+            with pytest.raises(StageError, match="stage 'read' failed: ValueError") as caught:
+                pipeline.run(fields, 0, stop=pipeline.host_prefix)
+            assert caught.value.origin.path == fields["path"]
+
+
+NONSENSE: dict[Any, list[dict[str, Any]]] = {
+    image_classification: [
+        *({"size": 0}, {"scale": (0.5, 0.1)}, {"scale": (0, 1)}, {"scale": (0.5, 1.5)}),
+        *({"ratio": (2, 1)}, {"flip": 1.5}, {"std": (0.1, 0, 0.1)}),
+    ],
+    object_detection: [
+        *({"shorter": 0}, {"shorter": 900, "longest": 800}, {"flip": 1.5}, {"masks": "bitmap"}),
+        {"std": (0.1, 0, 0.1)},
+    ],
+    segmentation_3d: [
+        *({"patch": (0, 8, 8)}, {"patch": (8, 8)}, {"oversampling": 1.5}, {"flip": -0.1}),
+        *({"brightness": 1.0}, {"noise": -1.0}, {"probability": 2.0}, {"dtype": "int8"}),
+    ],
+    speech_recognition: [
+        *({"rate": 10}, {"speeds": ()}, {"speeds": (1.0, -1.0)}, {"mels": 0}, {"mels": 200}, {"splice": 0}),
+        *({"frequency_masks": -1}, {"frequency_width": 81}, {"time_masks": -1}, {"time_width": 1.5}),
+    ],
+}
+"""Settings that each of the four pipelines refuses."""
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"), [(module, each) for module, refused in NONSENSE.items() for each in refused]
+)
+def test_settings_that_mean_nothing_are_refused(module: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        module.build(**settings)
+
+
+class TestImageFolder:
+    def test_labels_follow_the_sorted_folders(self, tmp_path: Path) -> None:
+        for name in ("b/two.JPG", "a/one.jpeg", "a/deeper/three.png", "a/notes.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).touch()
+        data = image_classification.dataset(tmp_path)
+        assert data.classes == ["a", "b"]
+        found = [(Path(data[n]["path"]).name, data[n]["label"]) for n in range(len(data))]
+        assert found == [("three.png", 0), ("one.jpeg", 0), ("two.JPG", 1)]
+        with pytest.raises(IndexError):
+            data[3]
+
+
+def test_what_is_odd_is_the_same_on_both_lanes(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    for number, (what, encoded) in enumerate(ODD.items()):
+        (tmp_path / "class" / f"{number:03}.{what.partition(',')[0]}").write_bytes(encoded)
+    data: Any = image_classification.ImageFolder(tmp_path)
+    runs = []
+    for lane in ("cpu", "device"):
+        torch.manual_seed(3)
+        loader = DataLoader(data, len(ODD), pipeline=image_classification.build(size=32), num_workers=1, lanes=(lane,))
+        runs.append(next(iter(loader))["image"])
+    level = 1 / 255 / torch.tensor(image_classification.STD)[:, None, None]
+    assert len(runs[0]) == len(ODD) and ((runs[0] - runs[1]).abs() / level).max() <= 4
