@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -26,28 +26,26 @@ _CYCLES = 1 << 23
 
 
 class Driver:
-    """Takes the place of what ``Accelerator`` asks ``torch.cuda``; ``asked`` says what was asked on which stream.
+    """Takes the place of what ``Accelerator`` asks ``torch.cuda``.
 
     ``contexts``: the devices on which memory was taken; ``devices``: which one is current, by thread, the first one at
-    the beginning.
+    the beginning; ``current``: the stream; ``events``: the options of those that were made.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.current = "default"
-        self.made: list[str] = []
         self.contexts: set[int] = set()
         self.devices: defaultdict[str, int] = defaultdict(int)
-        self._of: dict[Any, int] = {}
-        instead = {
-            "Stream": self._stream,
+        self.current: Any = None
+        self.events: list[dict[str, Any]] = []
+        instead: dict[str, Callable[..., Any]] = {
+            "Stream": lambda device, **_: DriverStream(self, device.index),
             "Event": self._event,
-            "stream": self.within,
+            "stream": lambda stream: stream,
             "set_device": self.choose,
             "current_device": lambda: self.devices[threading.current_thread().name],
             "is_initialized": lambda: True,
-            "current_stream": self._current_stream,
-            "get_device_properties": self._get_device_properties,
+            "current_stream": lambda device=None: self.current,
+            "get_device_properties": lambda device=None: SimpleNamespace(uuid="0a-1b"),
         }
         for name, function in instead.items():
             spec = mock.create_autospec(getattr(torch.cuda, name), side_effect=function)
@@ -69,60 +67,28 @@ class Driver:
         yield
         self.devices[thread] = before
 
-    def _stream(self, *arguments: Any, **options: Any) -> str:
-        self.made.append(DriverStream(self, f"stream {len(self.made)}"))
-        self._of[self.made[-1]] = arguments[0].index
-        self.asked.append(("stream", *arguments, *options.items()))
-        return self.made[-1]
-
     def _event(self, **options: Any) -> Any:
-        self.asked.append(("event", *options.items()))
-        return SimpleNamespace(record=lambda stream: self.asked.append(("record", stream)))
-
-    @contextmanager
-    def within(self, stream: Any) -> Iterator[Any]:
-        """It makes the stream's device current, and then the one that was so before."""
-        device = self.devices[threading.current_thread().name]
-        before, self.current = self.current, stream
-        self.choose(self._of[stream])
-        yield stream
-        self.choose(device)
-        self.current = before
-
-    def _current_stream(self, device: Any = None) -> Any:
-        return SimpleNamespace(wait_event=lambda event: self.asked.append(("wait", self.current, event)))
-
-    def _get_device_properties(self, device: Any = None) -> Any:
-        return SimpleNamespace(uuid="0a-1b")
+        self.events.append(options)
+        return SimpleNamespace(record=lambda stream: None)
 
 
-class DriverStream(str):
-    """A stream by its name, current within itself."""
+class DriverStream:
+    """A stream, current within itself; so is its device, and then the one that was so before."""
 
-    _driver: Driver
-
-    def __new__(cls, driver: Driver, name: str) -> DriverStream:
-        stream = super().__new__(cls, name)
-        stream._driver = driver
-        return stream
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver, self._device = driver, device
 
     def __enter__(self) -> None:
-        self._context = self._driver.within(self)
-        self._context.__enter__()
+        self._before = self._driver.current, torch.cuda.current_device()
+        self._driver.current = self
+        self._driver.choose(self._device)
 
     def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
+        self._driver.current, device = self._before
+        self._driver.choose(device)
 
-
-class Tensor:
-    """A tensor that says on which stream it was brought to the host."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    def cpu(self) -> torch.Tensor:
-        self._driver.asked.append(("cpu", self._driver.current))
-        return torch.ones(2)
+    def wait_event(self, event: Any) -> None:
+        """Nothing is waited for."""
 
 
 @pytest.fixture
@@ -132,12 +98,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_nobody_makes_a_context_on_a_device_that_is_not_used(driver: Driver) -> None:
     """A thread's current device is the first one at the beginning, whatever the rank."""
-    tensor: Any = Tensor(driver)
+    tensor: Any = SimpleNamespace(cpu=lambda: torch.ones(2))
     device = Accelerator(torch.device("cuda", 1))
     stream: Any = device.stream()
     for use in (device.running, device.working):
         with use(stream):
-            assert driver.current == stream and torch.cuda.current_device() == 1
+            assert driver.current is stream and torch.cuda.current_device() == 1
     device.fetch(tensor, MADE)
     assert driver.contexts == {1} and torch.cuda.current_device() == 0
 
@@ -151,8 +117,10 @@ def test_a_thread_begins_with_the_device_of_who_starts_it(driver: Driver) -> Non
 
 
 def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:
-    Accelerator(torch.device("cuda", 0)).event()
-    assert ("event", ("enable_timing", False), ("blocking", True)) in driver.asked
+    device = Accelerator(torch.device("cuda", 0))
+    with device.running(device.stream()):
+        device.event()
+    assert driver.events == [{"enable_timing": False, "blocking": True}]
 
 
 class OfTorch:
