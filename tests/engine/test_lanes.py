@@ -55,6 +55,7 @@ class LaneBeside(Lane):
         self._make, self._on_task = make, on_task
         self._told: deque[Message] = deque()
         self._looks = False
+        self._lock = threading.Lock()  # a timer of the test's may come after the lane was closed
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def open(self, job: Any, links: Any) -> Iterable[Lane]:
@@ -63,9 +64,10 @@ class LaneBeside(Lane):
 
     def tell(self, *messages: Message) -> None:
         """From any thread."""
-        self._told.extend(messages)
-        if self._arrived >= 0:
-            os.eventfd_write(self._arrived, 1)
+        with self._lock:
+            self._told.extend(messages)
+            if self._arrived >= 0:
+                os.eventfd_write(self._arrived, 1)
 
     @property
     def is_heard(self) -> bool:
@@ -74,8 +76,9 @@ class LaneBeside(Lane):
 
     def change_descriptor(self) -> None:
         """Its descriptor has another number from now on."""
-        before, self._arrived = self._arrived, os.dup(self._arrived)
-        os.close(before)
+        with self._lock:
+            before, self._arrived = self._arrived, os.dup(self._arrived)
+            os.close(before)
 
     def do(self, task: Task, samples: int | None = None) -> None:
         """Prepare so many samples of the task, if not all, or the batch that it joins, and end it."""
@@ -85,7 +88,10 @@ class LaneBeside(Lane):
         if task.kind == "collate" and samples is None:
             joined = Local(np.stack([item.value for item in prepared]), 8, True)
             items = [joined, *[None] * (len(prepared) - 1)]
-        self.tasks.remove(task)
+        with self._lock:
+            if task not in self.tasks:  # recalled meanwhile
+                return
+            self.tasks.remove(task)
         took, end = [0.01] * len(items), perf_counter()
         head = task.run, task.chunk, 0, 0, len(items), sum(took), end - sum(took), end, True
         ended = Report(*head, items, took)
@@ -100,7 +106,8 @@ class LaneBeside(Lane):
 
     def recall(self) -> None:
         """See Lane."""
-        tasks, self.tasks = self.tasks, []
+        with self._lock:
+            tasks, self.tasks = self.tasks, []
         if tasks:
             self.tell(Recalled(tuple((task.run, task.chunk) for task in tasks)))
 
@@ -141,9 +148,10 @@ class LaneBeside(Lane):
 
     def close(self, timeout: float) -> bool:
         """See Lane."""
-        if self._arrived >= 0:
-            os.close(self._arrived)
-            self._arrived = -1
+        with self._lock:
+            if self._arrived >= 0:
+                os.close(self._arrived)
+                self._arrived = -1
         return True
 
 
