@@ -36,7 +36,7 @@ _LAST = b"\0"  # before last words; no stack has it
 
 def offer(end: socket.socket) -> None:
     """Makes the signal write this worker process's stacks to ``end`` from now on."""
-    # Each of a dump's many small writes waits for room, and not for long: one that nobody reads must not hold the worker.
+    # A dump is many small writes: each waits for room, and not for long, as nobody may read them.
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ROOM)
     faulthandler.register(SIGNAL, file=end.fileno(), all_threads=True, chain=False)
 
