@@ -29,7 +29,7 @@ from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Ticket, Value, add_note
-from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
+from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
@@ -146,7 +146,8 @@ class SamplesHere(Batches):
             raise EndOfEpoch
         self.delivered = [(drawn.positions[0], drawn.positions[-1] + 1)]
         asked()
-        piece = _piece(drawn)
+        keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys  # none if the sampler yielded an empty batch
+        piece = Piece(drawn.positions[0], keys, drawn.occurrences, joins=True)
         samples, bad = self._samples(piece)
         good = len(piece.keys) - len(bad)
         try:
@@ -206,9 +207,3 @@ class SamplesHere(Batches):
             add_note(error, f"{what}, epoch {self._task.epoch}, {place}")
             self.log.lost(1, max(0, samples - 1))
             raise
-
-
-def _piece(drawn: Drawn) -> Piece:
-    """Returns a batch's keys as a piece of a task; no keys if the sampler yielded an empty batch."""
-    keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
-    return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
