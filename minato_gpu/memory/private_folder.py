@@ -2,7 +2,6 @@
 
 ``$XDG_RUNTIME_DIR/minato-gpu``, or ``minato-gpu-UID`` in the folder for temporary files: of mode 0700, and the user's
 own. Anybody may make a folder in the latter: one that is a link, or belongs to another, or lets others in, is refused.
-So the kernel lets no other user reach what listens here.
 
 It is opened once, looked at through its descriptor, and used by way of that (``/proc/self/fd/N/PID``): nobody can put
 another in its place meanwhile, and no path is too long for a socket's name, which the kernel limits to 107 bytes.
@@ -16,6 +15,7 @@ import mmap
 import os
 import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +23,7 @@ from time import monotonic, sleep
 
 _PRIVATE = 0o700
 _LOOK_AGAIN_S = 10e-3  # at whether the lock is free: the kernel's own wait has no end
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class FolderRefused(OSError):
@@ -72,11 +73,16 @@ class PrivateFolder:
         return listening
 
     def connect(self, name: int | str, timeout: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Connects to the process that listens there. Raises OSError."""
+        """Connects to the process that listens there.
+
+        Raises FolderRefused if another user's has answered, else OSError.
+        """
         connection = socket.socket(socket.AF_UNIX, kind)
         try:
             connection.settimeout(timeout)
             connection.connect(self._path_of(name))
+            if not is_ours(connection):
+                raise FolderRefused(f"the socket {self.path}/{name} is another user's")
         except BaseException:
             connection.close()
             raise
@@ -195,6 +201,12 @@ def folder_path() -> Path:
             if stat.S_ISDIR(found.st_mode) and _is_private(found):
                 return Path(runtime, "minato-gpu")
     return Path(tempfile.gettempdir(), f"minato-gpu-{os.getuid()}")
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Returns whether the process at the other end belongs to the same user, as the kernel says."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(told)[1]) == os.getuid()
 
 
 def _is_private(found: os.stat_result) -> bool:

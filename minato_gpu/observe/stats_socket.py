@@ -1,7 +1,7 @@
 """The Unix socket on which a training process answers ``minato-gpu top``.
 
 Whoever connects gets lines of JSON: one that says what this is and which process, then one for each loader. Nothing is
-ever read from a connection; no other user can connect (memory/private_folder.py).
+ever read from a connection, and another user's process gets nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from time import perf_counter
 
-from minato_gpu.memory.private_folder import PrivateFolder
+from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.observe.shared_service import SharedService, SocketThread, StatsProvider, StatsProviders
 from minato_gpu.samples import JSON, plain
 from minato_gpu.util.messages import say_once
@@ -43,10 +43,11 @@ class Listener(SocketThread):
     def _tell(self) -> None:
         connection, _ = self._socket.accept()
         with connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.sendall("".join(_lines(self._providers)).encode())
-            with contextlib.suppress(OSError):  # a process that was forked meanwhile may have it open
-                connection.shutdown(socket.SHUT_RDWR)
+            if is_ours(connection):
+                connection.settimeout(_TIMEOUT_S)
+                connection.sendall("".join(_lines(self._providers)).encode())
+                with contextlib.suppress(OSError):  # a process that was forked meanwhile may have it open
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, wait: bool) -> None:
         """Removes the socket's name at once, so that the next loader may take it, and ends the thread."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.private_folder import PrivateFolder
+from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.sources import peer_discovery
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.peers import PeerPool, PeerServer
@@ -157,7 +157,7 @@ class HostReader:
         return {"peers": self._peers.counts() | served}
 
     def _accept(self) -> None:
-        """Accepts a connection."""
+        """Accepts a connection; closes that of another user's process."""
         try:
             connection, _ = self._listening.accept()
         except BlockingIOError:
@@ -166,9 +166,12 @@ class HostReader:
             self._loop.remove_reader(self._listening.fileno())
             self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listening.fileno(), self._accept)
             return
-        connection.setblocking(False)
-        self._loop.add_reader(connection.fileno(), self._welcome, connection)
-        self._linger(_FIRST_MESSAGE_S)
+        if is_ours(connection):
+            connection.setblocking(False)
+            self._loop.add_reader(connection.fileno(), self._welcome, connection)
+            self._linger(_FIRST_MESSAGE_S)
+        else:
+            connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
         """Reads a connection's first message, answers it, and makes the loader's link.

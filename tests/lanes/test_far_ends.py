@@ -83,6 +83,54 @@ def test_what_is_dropped_is_not_held() -> None:
         assert peak < len(body) / 2
 
 
+class FakeEnd:
+    """A socket that notes how much each call sends; ``sends`` is called by each."""
+
+    def __init__(self, sends: Callable[[], object] = lambda: None) -> None:
+        self.sent, self.is_closed, self._sends = list[int](), threading.Event(), sends
+
+    def setsockopt(self, *option: int) -> None:
+        pass
+
+    def sendall(self, data: memoryview) -> None:
+        self.sent.append(len(data))
+        self._sends()
+
+    def shutdown(self, how: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def test_a_sockets_time_limit_is_for_each_megabyte() -> None:
+    """Not for a whole job, which may take longer than any silence that is allowed."""
+    end: Any = FakeEnd()
+    FrameSocket(end).send("job", body=[memoryview(bytes(5 << 20)), memoryview(bytes(100))])
+    assert sum(end.sent[1:]) == (5 << 20) + 100 and max(end.sent) == 1 << 20
+
+
+def test_a_socket_is_closed_once_nobody_sends() -> None:
+    """Its number may be another file's then."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def sends() -> None:
+        begun.set()
+        may_end.wait(20.0)
+
+    end: Any = FakeEnd(sends)
+    sender = FrameSocket(end)
+    threads = [threading.Thread(target=sender.send, args=("job",)), threading.Thread(target=sender.close)]
+    threads[0].start()
+    assert begun.wait(20.0)
+    threads[1].start()
+    assert not end.is_closed.wait(0.2)
+    may_end.set()
+    assert end.is_closed.wait(20.0)
+    for each in threads:
+        each.join()
+
+
 def test_a_report_of_no_samples_changes_no_record(links: WorkerChannels) -> None:
     sent = marked(links, task(piece(range(8))))
     arrivals = Arrivals(links)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +74,34 @@ def test_a_replacement_gets_it_too() -> None:
     loader: Any = DataLoader(Deadly(context), 4, num_workers=1, **more)  # type: ignore[arg-type]
     assert torch.cat(list(loader)).tolist() == [[key, 1] for key in range(24)]
     assert loader.stats()["workers"]["replaced"] == 1
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import where  # tells where it was imported
+
+class Data:
+    def __len__(self):
+        return 8
+    def __getitem__(self, key):
+        return where.PID, os.getpid()
+
+if __name__ == "__main__":
+    from minato_gpu import DataLoader
+    batches = list(DataLoader(Data(), 1, num_workers=2, multiprocessing_context="forkserver"))
+    imported, workers = ({int(batch[at]) for batch in batches} for at in (0, 1))
+    assert len(imported) == 1 and not imported & {os.getpid(), *workers}, (imported, workers)
+    print("imported by the server")
+"""
+
+
+def test_a_fork_server_imports_what_workers_need(tmp_path: Path) -> None:
+    """A program of its own: the server is made once for each."""
+    (tmp_path / "where.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("imported by the server\n", 0), done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.memory.private_folder import FolderRefused, PrivateFolder, folder_path
+from minato_gpu.memory.private_folder import FolderRefused, PrivateFolder, folder_path, is_ours
 
 
 @pytest.fixture
@@ -100,11 +100,23 @@ def test_a_socket_is_found_whatever_the_length_of_the_path(temporary: Path, monk
     for name in ("12a", "notes.txt", "²"):  # are no process's
         (folder.path / name).touch()
     assert folder.pids() == [os.getpid()]
-    folder.connect(os.getpid(), 5.0).close()
+    with folder.connect(os.getpid(), 5.0) as connection:
+        assert is_ours(connection)
     listening.close()
     folder.remove(os.getpid())
     assert folder.pids() == []
     folder.close()
+
+
+def test_another_users_process_is_not_spoken_to(folder: PrivateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel says at both ends: here the test is another user all of a sudden."""
+    with folder.listen(os.getpid()) as listening:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(FolderRefused, match="is another user's"):
+            folder.connect(os.getpid(), 5.0)
+        accepted, _ = listening.accept()
+        with accepted:
+            assert not is_ours(accepted)
 
 
 def _ended() -> int:

@@ -6,6 +6,13 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
+        "another user's process is told how the loaders stand",
+        "observe/stats_socket.py",
+        "            if is_ours(connection):\n",
+        "            if connection:\n",
+        ("observe/test_watching.py",),
+    ),
+    Fault(
         "a forked process holds its parent's socket",
         "observe/shared_service.py",
         "            running.abandon()\n",

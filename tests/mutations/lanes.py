@@ -100,6 +100,13 @@ FAULTS = (
         ("checkpoint/test_resumed_draws.py",),
     ),
     Fault(
+        "every worker of a fork server imports what it needs by itself",
+        "lanes/shared_pickle.py",
+        '    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])\n',
+        "",
+        ("lanes/test_shared_pickle.py",),
+    ),
+    Fault(
         "rows of a far lane go to the beginning of their place",
         "lanes/far/samples.py",
         "which = slice(piece.row + begin, piece.row + end)",

@@ -294,6 +294,13 @@ FAULTS = (
         ("sources/test_host_reader.py",),
     ),
     Fault(
+        "another user's process is let in",
+        "sources/host_reader.py",
+        "        if is_ours(connection):\n",
+        "        if connection:\n",
+        ("sources/test_host_reader.py",),
+    ),
+    Fault(
         "one loader's noise ends the process of all",
         "sources/process.py",
         "            if not all(map(_is_message, found)):\n",

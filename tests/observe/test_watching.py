@@ -184,6 +184,14 @@ def test_what_a_killed_job_has_left_is_removed_by_the_next_who_looks(runtime: Pa
         assert list(ask_all()) == [] and _sockets(runtime) == []
 
 
+def test_another_users_process_is_told_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = _loader(worker_kind="thread")
+    list(loader)
+    monkeypatch.setattr(stats_socket, "is_ours", lambda _: False)
+    with pytest.raises(NoAnswer, match="or has ended"):
+        ask(os.getpid())
+
+
 def test_who_hangs_up_or_does_not_read_harms_nobody(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats_socket, "_TIMEOUT_S", 0.05)
     loader = _loader(worker_kind="thread")

@@ -217,6 +217,14 @@ def test_one_that_is_stopped_is_waited_for_once_and_said(
     assert wait_until(lambda: gone(pid))
 
 
+def test_another_users_process_is_told_nothing(
+    files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_reader, "is_ours", lambda _: False)
+    is_alone(shared(files), files, caplog, "")
+    monkeypatch.undo()
+
+
 def test_a_folder_that_cannot_be_trusted(files: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.chmod(0o755)
     is_alone(shared(files), files, caplog, "lets others in")
