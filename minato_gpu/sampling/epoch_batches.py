@@ -120,7 +120,10 @@ class EpochBatches:
         """
         item = self.order.coming.popleft()
         keys = item if self._cut else self._sampling.keys_of(item)
-        occurrences = self.counted.popleft() if self.counted else self.occurrences.count(keys)
+        if self.counted:
+            occurrences = self.counted.popleft()
+        else:
+            occurrences = None if self.occurrences.unique else self.occurrences.count(keys)
         if self.order.way != REPLAY:
             self._keep(KeptBatch(self.place, self.position, keys, occurrences))
         if self.place == 0:
