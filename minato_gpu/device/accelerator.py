@@ -14,6 +14,8 @@ whoever closes a loader or copies a sample back to the host.
 from __future__ import annotations
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -30,6 +32,50 @@ Event = torch.cuda.Event
 
 Stream = torch.cuda.Stream
 """A queue of device work."""
+
+
+class HeldUntilPassed:
+    """References to what a device still reads, such as the sources of copies. Any thread may call its methods; ``len``
+    counts the entries."""
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[Event | None, tuple[object, ...]]] = deque()  # oldest first
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, event: Event | None, *things: object) -> None:
+        """Holds ``things`` until ``event`` has passed; if it is None (issuing failed), until a later one has."""
+        self._held.append((event, things))
+
+    def sweep(self) -> None:
+        """Drops what the device has finished reading; never waits. Keeps it where the device fails to answer."""
+        passed = 0
+        with self._lock:
+            with suppress(Exception):
+                for number, (event, _) in enumerate(list(self._held), 1):
+                    if event is not None:
+                        if not event.query():
+                            break
+                        passed = number
+            dropped = [self._held.popleft() for _ in range(passed)]
+        dropped.clear()  # outside the lock: destructors may run
+
+    def wait(self) -> None:
+        """Waits until the device has finished reading. Errors are ignored: a failed device reads nothing, and whatever
+        is issued next reports them."""
+        for event, _ in list(self._held):
+            if event is not None:
+                with suppress(Exception):
+                    event.synchronize()
+
+    def close(self) -> None:
+        """Waits for the device and drops everything. Idempotent."""
+        self.wait()
+        with self._lock:
+            dropped, self._held = self._held, deque()
+        dropped.clear()
 
 
 class Accelerator:

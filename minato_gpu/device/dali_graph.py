@@ -15,8 +15,12 @@ Holding the interpreter lock stops the training loop, so the following keep it s
 - Where nvJPEG's engine may write too early (``nvjpeg.decoding_waits``), the host waits for the stream before each run
   of a graph that decodes, so that no work in progress reads memory that DALI gives to the decoder. Then nothing is
   scheduled ahead.
-- A graph outlives its operators' errors (``dali_errors``). It is rebuilt when its inputs failed, or when
-  ``_FAILURE_LIMIT`` runs in a row did (twice as many the next time, since rebuilding stops the training loop, too).
+- A graph is used again after an error of one of its operators, although DALI then calls it "no longer valid". With
+  ``exec_dynamic`` an error belongs to one run: it reaches the outputs after all operators before them have ended, so
+  that run's inputs are consumed and the next run gets its own (``executor2/exec_node_task.cc``, ``OpTask::Run``; the
+  tests run some hundred broken batches between whole ones). An error of an input operator is different: an input may
+  still be queued, and would be given to the next run. Then the graph is rebuilt; so it is when ``_FAILURE_LIMIT`` runs
+  in a row failed (twice as many the next time, since rebuilding stops the training loop, too).
 """
 
 from __future__ import annotations
@@ -24,16 +28,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from minato_gpu.device import nvjpeg
-from minato_gpu.device.accelerator import Stream, await_stream, gpu_name
-from minato_gpu.device.dali_errors import leaves_graph_usable
-from minato_gpu.device.dali_outputs import HeldUntilRead, Output, on_device, on_host
+from minato_gpu.device.accelerator import HeldUntilPassed, Stream, await_stream, gpu_name
+from minato_gpu.device.dali_outputs import Output, on_device, on_host
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import Batch, Drawn, as_tensor, device_number, plain
 from minato_gpu.pipeline.pipeline import Pipeline
@@ -41,27 +45,14 @@ from minato_gpu.pipeline.stages import DaliFragment, Stage
 from minato_gpu.samples import Value, add_note
 
 _DECODERS = (b"decoders__Image", b"ImageDecoder")  # operator names in a graph's definition, current and former
+_FAILED_OPERATOR = re.compile(r"Error in \w+ operator `([^`]+)`")
+_FAILED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
 _STACKED = 1024  # bytes of an input up to which a micro-batch is stacked into one block
 _FAILURE_LIMIT = 32  # failed runs in a row after which the graph is rebuilt; doubles each time
 
 
-class Graph(Protocol):
-    """A built DALI ``Pipeline`` with dynamic execution."""
-
-    def feed_input(self, source: str, values: Sequence[object]) -> None:
-        """Sets an input's samples for the next run."""
-
-    def schedule_run(self) -> None:
-        """Starts a run on what was fed; several may be in flight."""
-
-    def outputs(self, stream: Stream | None) -> Sequence[Output]:
-        """Returns the outputs of the oldest run not asked for yet; waits until the host's part of it has ended."""
-
-    def input_feed_count(self, source: str) -> int:
-        """Returns how many batches of an input a run needs first. Raises KeyError where there is no such input."""
-
-    def serialize(self) -> bytes:
-        """Returns the graph's definition, with the names of its operators."""
+Graph = Value
+"""A built DALI ``Pipeline`` with dynamic execution: ``outputs`` returns those of the oldest run not asked for yet."""
 
 
 class ScheduledRun:
@@ -112,7 +103,7 @@ class DaliGraph(Segment):
         self._graph: Graph | None = None
         self._ahead: ScheduledRun | None = None  # the next micro-batch's
         self._waits_for_stream = False  # before each run of this graph
-        self._held = HeldUntilRead()
+        self._held = HeldUntilPassed()
         self._failures = 0  # runs in a row
         self._failure_limit = _FAILURE_LIMIT  # after so many the graph is rebuilt
 
@@ -296,12 +287,11 @@ class DaliGraph(Segment):
             graph.set_outputs(*(made if self._device == "cpu" else (node.gpu() for node in made)))
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
-        self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))
+        self._inputs = frozenset(source for source in (*fields, *self._sources) if _is_input(graph, source))
         self._waits_for_stream = (
             self._device != "cpu" and _decodes(graph) and nvjpeg.decoding_waits(gpu_name(self._device))
         )
-        built: Graph = graph
-        return built
+        return graph
 
     def _source(self, dali: Value, position: int, name: str) -> Value:
         declared = self._known[name]
@@ -377,7 +367,7 @@ def _decodes(graph: Graph) -> bool:
     return any(name in definition for name in _DECODERS)
 
 
-def is_input(graph: Graph, source: str) -> bool:
+def _is_input(graph: Graph, source: str) -> bool:
     """Returns whether the graph has this input: DALI removes inputs on which no output depends and refuses to be fed
     them."""
     try:
@@ -385,3 +375,16 @@ def is_input(graph: Graph, source: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def leaves_graph_usable(error: BaseException) -> bool:
+    """Returns True when the error is that of an operator other than the graph's inputs."""
+    found = _FAILED_OPERATOR.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found is not None and "external" not in found[1].lower()
+
+
+def sample_of(error: BaseException) -> int | None:
+    """Returns the number, in its micro-batch, of the sample that a decoder rejected; None where the error names
+    none."""
+    found = _FAILED_SAMPLE.search(str(error)) if isinstance(error, RuntimeError) else None
+    return None if found is None else int(found[1])

@@ -7,7 +7,11 @@ code runs DALI's CPU operators, NumPy and CPU tensors. DALI, CuPy and torch are 
 Decisions:
 - ``exec_dynamic=True``: without it, later runs overwrote views of outputs. With it, a view keeps its micro-batch's
   buffer alive, even beyond the executor.
-- Failed micro-batches are handled in ``micro_batches``.
+- DALI reports one failure for the whole micro-batch. Where it names the sample (decoders do), that sample is removed
+  and the rest runs again together; otherwise each sample runs by itself and those that fail are bad. So every sample
+  runs a few times at most. Rejected: bisection, which decodes large photographs three times over; one graph per stage,
+  which would name the stage (the error does so, too) but has to be built while batches are delivered.
+- Out of memory is no sample's error: ``device/work.py`` runs the micro-batch again, or smaller ones.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from minato_gpu.device.accelerator import Stream
+from minato_gpu.device.accelerator import Stream, is_out_of_memory
 from minato_gpu.device.current_step import CurrentStep
-from minato_gpu.device.dali_graph import DaliGraph
+from minato_gpu.device.dali_graph import DaliGraph, sample_of
 from minato_gpu.device.functions import FunctionSegment
-from minato_gpu.device.micro_batches import MicroBatches, Samples
+from minato_gpu.device.micro_batch_size import MicroBatchSize
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import ExecutorInput, Result, device_number
 from minato_gpu.lanes.base import Draws
@@ -28,6 +32,9 @@ from minato_gpu.pipeline.stages import DaliFragment
 from minato_gpu.samples import StageError, Value
 
 Fields = Mapping[str, Value]
+Samples = Sequence[tuple[Fields, Draws]]
+
+_NAMED = 3  # samples taken out of a micro-batch, one run each, before every sample runs by itself
 
 
 class DeviceExecutor:
@@ -62,7 +69,9 @@ class DeviceExecutor:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
         self.pipeline, self.device = pipeline, device
-        self.batches = MicroBatches(self._run_segments, self._failure, max_batch)
+        self.size = MicroBatchSize(max_batch)
+        self.repeated = 0  # samples that ran again because one of their micro-batch failed
+        self.short = 0  # micro-batches that did not fit into memory, counted by the caller
         self._first_runs = 0
         self._stages = range(start, len(pipeline.stages) if stop is None else stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
@@ -119,7 +128,7 @@ class DeviceExecutor:
             segment.stream = None if self.device == "cpu" else stream
         results: list[Result] = []
         while len(results) < len(items):
-            first, most = len(results), self.batches.size.limit
+            first, most = len(results), self.size.limit
             results += self._run_batch(items[first : first + most], first)
         if items and self.device != "cpu":
             self._first_runs = 1
@@ -129,7 +138,7 @@ class DeviceExecutor:
         """Schedules samples behind the current micro-batch; ``run`` must be called with them next. Returns False, with
         nothing done, unless their parameters are drawn and they fit into one micro-batch."""
         drawn = [draws for _, draws in items if not isinstance(draws, int)]
-        if not 0 < len(items) <= self.batches.size.limit or len(drawn) < len(items):
+        if not 0 < len(items) <= self.size.limit or len(drawn) < len(items):
             return False
         return self._segments[0].ahead([fields for fields, _ in items], drawn)
 
@@ -159,7 +168,7 @@ class DeviceExecutor:
         ]
         self.at.prepared(drawn, first)
         ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
-        found = iter(self.batches.run(ready))
+        found = iter(self._run_parts(ready))
         return [p if isinstance(p, StageError) else next(found) for p in drawn]
 
     def _failure(self, fields: Fields, error: Exception) -> StageError:
@@ -185,6 +194,32 @@ class DeviceExecutor:
                 return _failed(stage.name, fields, error)
         absent = [name for name in self._passed_through if name not in fields]
         return _failed(None, fields, KeyError(f"the sample has no field {absent[0]!r}")) if absent else params
+
+    def _run_parts(self, samples: Samples, named: int = _NAMED) -> list[Result]:
+        """Runs a micro-batch, and again in parts if it fails; returns the results in order. ``named``: how many samples
+        that DALI names may still be removed, one run each.
+
+        Raises an error for which ``is_out_of_memory`` is true when memory is short.
+        """
+        if not samples:
+            return []
+        try:
+            found = self._run_segments(samples)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            bad = 0 if len(samples) == 1 else sample_of(error)
+            if bad is not None and bad < len(samples) and (named or len(samples) == 1):
+                self.repeated += len(samples) - 1
+                failed = self._failure(samples[bad][0], error)
+                rest = self._run_parts([*samples[:bad], *samples[bad + 1 :]], named - 1)
+                return [*rest[:bad], failed, *rest[bad:]]
+        else:
+            self.size.fitted(len(samples))
+            return found
+        # The bad samples fail again here, each with its own error.
+        self.repeated += len(samples)
+        return [result for sample in samples for result in self._run_parts([sample])]
 
     def _run_segments(self, samples: Samples) -> list[Result]:
         known: list[Fields] = [fields for fields, _ in samples]

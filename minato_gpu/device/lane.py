@@ -331,7 +331,7 @@ class DeviceLane(Lane):
         room = self._outlet.room
         if self._transfers is not None and room is not None and self._transfers.make_way(room.held):
             for executor in self._executors.values():
-                executor.batches.size.set(executor.batches.size.most)
+                executor.size.set(executor.size.most)
             return
         if self._may_retire and not self.retired:
             self._retire()
@@ -359,8 +359,8 @@ class DeviceLane(Lane):
         it retired."""
         executors = self._executors.values()
         return {
-            "micro_batch": min(executor.batches.size.limit for executor in executors),
-            "short_of_memory": sum(executor.batches.short for executor in executors),
+            "micro_batch": min(executor.size.limit for executor in executors),
+            "short_of_memory": sum(executor.short for executor in executors),
             "spilled_to_host": self._outlet.spilled,
             "retired": self.retired,
         }

@@ -8,9 +8,6 @@ not reused before they end.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 
-from minato_gpu.device.accelerator import Accelerator, Event
+from minato_gpu.device.accelerator import Accelerator, Event, HeldUntilPassed
 from minato_gpu.device.copies import MOST, CopyRange, plan, worth
 from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.slices import Slices
@@ -47,12 +44,7 @@ class DeviceRow(NamedTuple):
 
 
 class LoadContext:
-    """Shared state of one device's loads: host arena, time slices of the issuing thread, counters, copies in flight.
-
-    Memory that copies read is kept until the device has finished them. Each attempt to issue a load is kept by itself,
-    since a repeated load may have copies of its first attempt in flight. ``sweep`` and ``wait`` may be called by any
-    thread.
-    """
+    """Shared state of one device's loads: host arena, time slices of the issuing thread, counters, copies in flight."""
 
     def __init__(self, accelerator: Accelerator, host: PinnedArena) -> None:
         self.accelerator = accelerator
@@ -60,8 +52,9 @@ class LoadContext:
         self.slices = Slices()
         self.copies = self.gathered = 0
         self.crossed = 0  # micro-batches of other devices from which batches took rows
-        self._in_flight: deque[tuple[Event | None, list[object]]] = deque()  # oldest first
-        self._sweep_lock = threading.Lock()
+        # What copies read. Each attempt to issue a load is held by itself, since a repeated load may have copies of its
+        # first attempt in flight.
+        self.held = HeldUntilPassed()
 
     def copy(self, into: torch.Tensor, runs: Sequence[CopyRange], most: int = MOST) -> bool:
         """Copies ranges of the arena into ``into``; returns False, with nothing done, when that takes more than
@@ -79,41 +72,6 @@ class LoadContext:
         """Writes an array that was fetched from a device into the arena at ``offset``."""
         into = np.frombuffer(self.host.arena.buffer, np.uint8, fetched.nbytes, offset)
         np.copyto(into, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
-
-    def keep_until_passed(self, load: Load) -> None:
-        """Keeps what a load reads until its event has passed. Without an event nothing was issued that uses it."""
-        self._in_flight.append((load.event, load.keep))
-        load.keep = []
-
-    def sweep(self) -> None:
-        """Frees what finished copies have read; never waits."""
-        passed: list[object] = []  # dropped outside the lock: destructors may run
-        with self._sweep_lock:
-            while self._in_flight and _has_passed(self._in_flight[0][0]):
-                passed.append(self._in_flight.popleft())
-
-    def wait(self) -> None:
-        """Waits until the device has finished all copies. Errors are ignored: a failed device reads nothing, and the
-        next load reports them."""
-        for event, _ in list(self._in_flight):
-            if event is not None:
-                with contextlib.suppress(Exception):
-                    event.synchronize()
-
-    def close(self) -> None:
-        """Waits for the copies, then frees what they read."""
-        self.wait()
-        with self._sweep_lock:
-            passed, self._in_flight = self._in_flight, deque()
-        passed.clear()
-
-
-def _has_passed(event: Event | None) -> bool:
-    """Returns whether the event has passed; False when the device fails to answer, so that memory is kept."""
-    try:
-        return event is None or event.query()
-    except Exception:
-        return False
 
 
 class Load:

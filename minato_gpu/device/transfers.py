@@ -138,12 +138,12 @@ class Transfers:
             for load in (*also, *self._queue):
                 with contextlib.suppress(Exception):  # of the device: the next attempt raises it
                     load.make_room(self._context)
-        self._context.wait()
+        self._context.held.wait()
         self.sweep()
 
     def sweep(self) -> None:
         """Frees what finished loads have read; never waits."""
-        self._context.sweep()
+        self._context.held.sweep()
 
     def stats(self) -> dict[str, JSON]:
         """Returns counters as plain data; sizes in bytes."""
@@ -170,7 +170,7 @@ class Transfers:
             self._changed.notify()
         self._thread.join()
         self._thread = None
-        self._context.close()
+        self._context.held.close()
 
     # --- the thread --------------------------------------------------------------------------------------------
 
@@ -269,7 +269,8 @@ class Transfers:
             load.error = _wrapped(error)
             return is_out_of_memory(error)
         finally:
-            self._context.keep_until_passed(load)
+            self._context.held.hold(load.event, load.keep)
+            load.keep = []
         return False
 
     def _uncount(self, load: Load) -> None:

@@ -193,7 +193,7 @@ class DeviceWork:
         while left:
             while self._runs and not executor.built:
                 self.end()
-            count = min(len(left), executor.batches.size.limit)
+            count = min(len(left), executor.size.limit)
             self._await_room(run, executor, count)
             count = count if self._outlet.room is None else self._outlet.room.reserve(run.task, executor.made, count)
             self._begin_part(run, split, left[:count], most)
@@ -234,7 +234,7 @@ class DeviceWork:
             if short is not None and not isinstance(issued.items[0], Failure):
                 self._no_memory(MemoryError(short))
             elif short is not None and most is not None:  # this sample needs too much on the CPU, too
-                self._executors[split].batches.size.set(most)
+                self._executors[split].size.set(most)
         passed, core_s = perf_counter() - begin, self._core_s() - used
         host_s = min(core_s, passed) if core_s > 0 else passed
         part = Part(split, numbers, issued, host_s, run.submitted, run.repeated - repeated, short is not None)
@@ -247,22 +247,22 @@ class DeviceWork:
     def _disturbances(self, split: int) -> tuple[int, int]:
         """Returns counters that advance when a part takes longer than usual: graphs built, and shortages of memory."""
         executor = self._executors[split]
-        return executor.builds, executor.batches.short
+        return executor.builds, executor.short
 
     def _retry_with_less(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> bool:
         """Issues samples again that did not fit into memory together: first after trimming the pools, then in halves.
         Returns False when neither is possible."""
-        batches, half = self._executors[split].batches, len(numbers) // 2
-        batches.short += 1
+        executor, half = self._executors[split], len(numbers) // 2
+        executor.short += 1
         if self._trim is not None:
             self._trim()
         run.typical = False
         if most is None and self._trim is not None:
-            self._begin_parts(run, split, numbers, batches.size.limit)
+            self._begin_parts(run, split, numbers, executor.size.limit)
             return True
         if half:
-            most = batches.size.limit if most is None else most
-            batches.size.short(len(numbers))
+            most = executor.size.limit if most is None else most
+            executor.size.short(len(numbers))
             for some in (numbers[:half], numbers[half:]):
                 self._begin_parts(run, split, some, most)
         return half > 0

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from minato_gpu.device import nvjpeg
-from minato_gpu.device.dali_errors import leaves_graph_usable, sample_of
-from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph
+from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph, leaves_graph_usable, sample_of
 from minato_gpu.device.dali_outputs import on_device
 from minato_gpu.device.executor import segments
 from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage

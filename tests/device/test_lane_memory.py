@@ -12,7 +12,7 @@ from minato_gpu import DataLoader
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.loads import rows_bytes
-from minato_gpu.device.micro_batches import _PATIENCE, Size
+from minato_gpu.device.micro_batch_size import _PATIENCE, MicroBatchSize
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.lanes.store import Store
@@ -233,7 +233,7 @@ def fill(size: Size, count: int) -> None:
 
 
 def test_what_was_halved_grows_again_and_no_further_than_it_was() -> None:
-    size = Size(64)
+    size = MicroBatchSize(64)
     size.short(64)
     size.short(32)
     assert size.limit == 16
@@ -249,7 +249,7 @@ def test_what_was_halved_grows_again_and_no_further_than_it_was() -> None:
 
 
 def test_where_that_was_too_much_it_waits_for_twice_as_long() -> None:
-    size = Size(64)
+    size = MicroBatchSize(64)
     size.short(64)
     waits = []
     for _ in range(3):

@@ -163,9 +163,9 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
         expected = prepared(pipeline, samples[n], n)["image"]
         deviation = np.abs(to_numpy(result["image"]) - expected) / level
         assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
-    assert executor.batches.repeated == 6
+    assert executor.repeated == 6
     executor.run(given[:2])
-    assert executor.batches.repeated == 6
+    assert executor.repeated == 6
     assert [one.builds for one in executor._segments] == [1], "DALI calls it no longer valid, and it works"
     executor.close()
 
@@ -184,7 +184,7 @@ def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest
         assert not isinstance(result, StageError), result
         deviation = np.abs(to_numpy(result["image"]) - prepared(pipeline, encoded(n), n)["image"]) / level
         assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
-    assert executor.batches.repeated == 0
+    assert executor.repeated == 0
     executor.close()
 
 

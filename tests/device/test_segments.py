@@ -110,7 +110,7 @@ def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
         assert not isinstance(result, StageError), result
         assert not isinstance(result["row"], np.ndarray)
         np.testing.assert_allclose(to_numpy(result["row"]), pipeline.run(rows[n], n)["row"], rtol=1e-6)
-    assert executor.batches.repeated == 0
+    assert executor.repeated == 0
     executor.close()
 
 
