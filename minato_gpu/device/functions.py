@@ -89,31 +89,15 @@ class FunctionSegment(Segment):
     def _adopt(self, name: str, value: Value) -> Value:
         """Returns an input field in the library's own type. Fields that no device stage has made are copied: a
         function may work in place and be tried again."""
-        must_stay = name not in self._made
-        if isinstance(self._members[0].device, CupyFunction):
-            return _as_cupy(self._xp(), value, must_stay)
-        if self._device == "cpu" and not must_stay and _shareable(value):
-            return torch.utils.dlpack.from_dlpack(value)
-        if must_stay and isinstance(value, torch.Tensor):
-            return value.to(self._device, copy=True)
-        if must_stay and not isinstance(value, np.ndarray):
-            value = _copy_for_function(value)
-        return as_tensor(value, self._device)
-
-
-def _shareable(value: Value) -> bool:
-    """Returns whether torch takes the array by DLPack: not if it is read-only or has negative strides."""
-    return isinstance(value, np.ndarray) and value.flags.writeable and all(stride >= 0 for stride in value.strides)
-
-
-def _as_cupy(xp: Value, value: Value, must_stay: bool) -> Value:
-    """Returns a value as an array of ``xp``; a copy if it ``must_stay`` as it is."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return xp.array(value) if must_stay else xp.asarray(value)
-    if hasattr(value, "__dlpack__"):
-        shared = xp.from_dlpack(value)
-        return xp.array(shared) if must_stay else shared
-    return _copy_for_function(value) if must_stay else value
+        if name not in self._made and not isinstance(value, np.ndarray):  # arrays are copied below
+            value = _copy_for_function(value.to(self._device) if isinstance(value, torch.Tensor) else value)
+        if not isinstance(self._members[0].device, CupyFunction):
+            return as_tensor(value, self._device)
+        if not isinstance(value, np.generic) and not hasattr(value, "__dlpack__"):
+            return value
+        if self._device == "cpu":
+            value = to_numpy(value)
+        return self._xp().array(value) if isinstance(value, (np.ndarray, np.generic)) else self._xp().from_dlpack(value)
 
 
 def _copy_for_function(value: Value) -> Value:

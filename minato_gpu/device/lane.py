@@ -31,8 +31,6 @@ from time import perf_counter
 
 from minato_gpu.device.current_step import CurrentStep
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.device.graph_prebuild import BuildAhead
-from minato_gpu.device.output import DeviceOutput
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.device.work import BrokenDown, DeviceWork
 from minato_gpu.lanes import stacks
@@ -54,8 +52,6 @@ from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.util.messages import LOGGER, say_once
 from minato_gpu.util.threads import OwnThread
-
-IN_FLIGHT = 2  # tasks of a device: one at work and one issued behind it
 
 
 class DeviceLane(Lane):
@@ -96,23 +92,16 @@ class DeviceLane(Lane):
             split: DeviceExecutor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
             for split in (pipeline.host_prefix, *pipeline.cuts)
         }
-        needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
-        self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
+        self._built_first = [pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())]  # split points
         self._transfers = transfers
-        store = Store(-1, links)
-        self._outlet = DeviceOutput(store, transfers)
         self._work = DeviceWork(
             pipeline,
             self._executors,
             at,
-            store,
-            self._outlet,
-            depth=1 if transfers is None else IN_FLIGHT,
-            counts_cores=device == "cpu",  # a GPU's time is not that of cores
-            ahead=self._ahead,
-            no_memory=self._retire_without_memory,
-            useless=self._retire_useless,
-            trim=None if transfers is None else transfers.accelerator.trim,
+            Store(-1, links),
+            transfers,
+            device,
+            give_up=self._give_up,
             report=self._report,
             next_task=self._next_task,
         )
@@ -125,7 +114,7 @@ class DeviceLane(Lane):
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
         self._may_retire = may_retire
-        self.retired = False
+        self.retired = self._gave_up = False
         self._dali_imported = "nvidia.dali.fn" in sys.modules
         self._built = threading.Event()  # set when graphs are built, or will not be
         self._thread: OwnThread | None = OwnThread(target=self._main, name=f"minato-{name}", daemon=True)
@@ -243,9 +232,7 @@ class DeviceLane(Lane):
         if self._transfers is not None:
             self._transfers.accelerator.enter()
         try:
-            for executor in self._executors.values():
-                executor.load()
-            self._ahead.open()
+            self._work.open(self._built_first)
             self._built.set()
         except ImportError as error:
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
@@ -306,8 +293,7 @@ class DeviceLane(Lane):
         """Retires the lane with a warning, or posts ``Broken`` when there is no CPU lane. ``what`` completes "the lane
         ..."."""
         if self._may_retire:
-            LOGGER.warning("the %s lane %s; %s (%r)", self.name, what, self._who_continues(), error)
-            self._retire()
+            self._give_up(what, repr(error))
         else:
             self.retired = True
             self._post(Broken(error))
@@ -325,27 +311,15 @@ class DeviceLane(Lane):
         """Returns True when samples that come from split point ``split`` would find their graph built."""
         return self._executors[split].built and not self.retired
 
-    def _retire_without_memory(self, error: Exception) -> None:
-        """Called when the device has no memory for one sample: lowers the budget if batches or other samples fill the
-        device, else retires the lane."""
-        room = self._outlet.room
-        if self._transfers is not None and room is not None and self._transfers.make_way(room.held):
-            for executor in self._executors.values():
-                executor.size.set(executor.size.most)
+    def _give_up(self, what: str, why: str) -> None:
+        """Retires the lane with a warning; the only lane stays, and prepares samples on its thread by their CPU
+        implementations. ``what`` completes "the lane ..."."""
+        if self._gave_up:
             return
-        if self._may_retire and not self.retired:
-            self._retire()
-            what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"
-            LOGGER.warning("%s; %s (%s)", what, self._who_continues(), error)
-
-    def _retire_useless(self, why: str) -> None:
-        """Called when the device has failed every sample for long and the CPU prepared them. Retires the lane; the only
-        lane stays and prepares them on its thread."""
-        if self.retired:
-            return
-        alone = "without a CPU lane, this one prepares all samples on one core: leave lanes out"
-        what = f"the {self.name} lane fails every sample that it is given, and the CPU prepares them"
-        LOGGER.warning("%s; %s (%s)", what, self._who_continues() if self._may_retire else alone, why)
+        self._gave_up = True
+        alone = "without a CPU lane, this one prepares them on one core: leave lanes out"
+        others = self._who_continues() if self._may_retire else alone
+        LOGGER.warning("the %s lane %s; %s (%s)", self.name, what, others, why)
         if self._may_retire:
             self._retire()
 
@@ -361,7 +335,7 @@ class DeviceLane(Lane):
         return {
             "micro_batch": min(executor.size.limit for executor in executors),
             "short_of_memory": sum(executor.short for executor in executors),
-            "spilled_to_host": self._outlet.spilled,
+            "spilled_to_host": self._work.outlet.spilled,
             "retired": self.retired,
         }
 

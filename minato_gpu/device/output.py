@@ -56,26 +56,41 @@ class Issued(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The fields of a flat layout, divided into those that stay on the device and those written into rows on the
-    host."""
+    """The leaves of a layout, divided into those that stay on the device and those written into rows on the host."""
 
     layout: Layout
-    names: tuple[str, ...]  # names of all fields, in order
-    resident: list[tuple[str, int, torch.dtype | None, tuple[int, ...]]]  # name, leaf, dtype, shape
-    on_host: list[tuple[str, int]]  # name, leaf
+    names: tuple[str, ...]  # names of the fields that are single leaves, in order
+    resident: dict[int, tuple[str, torch.dtype | None, tuple[int, ...]]]  # name, dtype and shape by leaf
+    on_host: list[tuple[str, int]] | None  # name, leaf; None where samples are not flat mappings
 
     @classmethod
-    def of(cls, layout: Layout, made: frozenset[str]) -> Columns | None:
-        """Returns the columns of a layout; None where samples are not flat mappings.
-
-        ``made``: names of the fields that device implementations make.
-        """
+    def of(cls, layout: Layout, made: frozenset[str]) -> Columns:
+        """Returns the columns of a layout. ``made``: names of the fields that device implementations make."""
         leaves, numbers = layout.leaves, layout.by_name
-        if len(numbers) < len(leaves):
-            return None
-        stay = {name for name, number in numbers.items() if name in made and leaves[number].kind != "object"}
-        resident = [(name, n, leaves[n].dtype, leaves[n].shape) for name, n in numbers.items() if name in stay]
-        return cls(layout, tuple(numbers), resident, [(name, n) for name, n in numbers.items() if name not in stay])
+        resident = {
+            number: (name, leaves[number].dtype, leaves[number].shape)
+            for name, number in numbers.items()
+            if name in made and leaves[number].kind != "object"
+        }
+        flat = len(numbers) == len(leaves)
+        on_host = [(name, number) for name, number in numbers.items() if number not in resident] if flat else None
+        return cls(layout, tuple(numbers), resident, on_host)
+
+    def write(self, views: Views, rows: Sequence[int], samples: Sequence[Mapping[str, Value]]) -> list[list[Value]]:
+        """Writes the host leaves of samples into their rows; returns the objects of each. Raises Mismatch."""
+        if self.on_host is None:
+            pairs = zip(rows, samples, strict=True)
+            return [self.layout.write(views, row, sample, skip=self.resident) or [] for row, sample in pairs]
+        objects: list[list[Value]] = []
+        for name, number in self.on_host:
+            values, view = [sample[name] for sample in samples], views[number]
+            if view is not None:
+                self.layout.write_column(number, view, rows, values)
+                continue
+            if set(map(type, values)) != {self.layout.leaves[number].type}:
+                raise Mismatch
+            objects.append(values)
+        return [list(objects_of) for objects_of in zip(*objects, strict=True)] if objects else [[] for _ in samples]
 
 
 class DeviceOutput:
@@ -88,16 +103,13 @@ class DeviceOutput:
         self._transfers = transfers
         self.room = None if transfers is None else SampleRoom(store, transfers)  # each result was reserved there
         self._stream: Stream | None = None
-        self._output = self._new_output()
+        self._output: MicroBatchOutput | None = None  # of the samples that are being made
         self._placed: list[tuple[Views, int, Resident]] = []
         self._to_host: list[tuple[Container, str | int, torch.Tensor]] = []  # target on the host, tensor
         self._sample: dict[str, Value] | None = None  # its layout is wanted once it is on the host
         self._begin: Event | None = None
-        self._cached_columns: tuple[tuple[bytes, frozenset[str]], Columns | None] | None = None  # of the last layout
+        self._cached_columns: tuple[tuple[bytes, frozenset[str]], Columns] | None = None  # of the last layout
         self._last_end: Event | None = None  # event after what was issued last, where the device has a clock
-
-    def _new_output(self) -> MicroBatchOutput | None:
-        return None if self._transfers is None else MicroBatchOutput(None, self._transfers.accelerator)
 
     @property
     def stream(self) -> Stream | None:
@@ -120,6 +132,7 @@ class DeviceOutput:
             yield
             return
         accelerator = self._transfers.accelerator
+        self._output = MicroBatchOutput(None, accelerator)
         try:
             stream = self.stream
             assert stream is not None
@@ -140,19 +153,18 @@ class DeviceOutput:
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
         """Stores one sample and returns its reference. ``made``: names of the fields that a device implementation
         made."""
-        if piece.slab >= 0 and task.layout:
-            layout = self._store.layout(task.layout)
+        on_device = frozenset(name for name in made if self._transfers and hasattr(result.get(name), "__dlpack__"))
+        if on_device:
+            item = self.put_all(task, [(piece, at)], [dict(result)], on_device)[0]
+            if item is not None:
+                return item
+        elif piece.slab >= 0 and task.layout:
             views = self._store.views(piece.slab, piece.rows, task.layout)
             try:
-                leaves = self._leaves(layout, result, made) if made else {}
-                objects = layout.write(views, piece.row + at, result, skip=leaves)
+                objects = self._store.layout(task.layout).write(views, piece.row + at, result)
             except Mismatch:
                 pass
             else:
-                if leaves:
-                    item = Resident(objects or [], leaves=leaves, made=self._output)
-                    self._placed.append((views, piece.row + at, item))
-                    return item
                 return None if objects is None else Extra(objects)
         borrowed = _is_borrowed(piece, at)
         value = {
@@ -185,8 +197,10 @@ class DeviceOutput:
         """
         found: list[Resident | None] = [None] * len(results)
         layout = task.layout
-        columns = self._columns(layout, made) if layout and self._transfers is not None else None
-        if not layout or columns is None or not columns.resident:
+        if not layout or self._transfers is None:
+            return found
+        columns = self._columns(layout, made)
+        if not columns.resident:
             return found
         slabs: dict[tuple[int, int], list[tuple[int, int, dict[str, Value], dict[int, torch.Tensor]]]] = {}
         for n, ((piece, at), result) in each(enumerate(zip(tickets, results, strict=True))):
@@ -199,7 +213,7 @@ class DeviceOutput:
             views = self._store.views(slab, slab_rows, layout)
             rows = [row for _, row, _, _ in samples]
             try:
-                objects = _write_columns(columns, views, rows, [result for _, _, result, _ in samples])
+                objects = columns.write(views, rows, [result for _, _, result, _ in samples])
             except Mismatch:  # of one of them; ``put`` finds out which
                 continue
             for (n, row, _, leaves), objects_of in zip(samples, objects, strict=True):
@@ -207,8 +221,8 @@ class DeviceOutput:
                 self._placed.append((views, row, item))
         return found
 
-    def _columns(self, layout: bytes, made: frozenset[str]) -> Columns | None:
-        """Returns the columns of the layout, cached; None where samples are not flat mappings."""
+    def _columns(self, layout: bytes, made: frozenset[str]) -> Columns:
+        """Returns the columns of the layout, cached."""
         if self._cached_columns is None or self._cached_columns[0] != (layout, made):
             self._cached_columns = (layout, made), Columns.of(self._store.layout(layout), made)
         return self._cached_columns[1]
@@ -216,12 +230,12 @@ class DeviceOutput:
     def _resident_leaves(self, columns: Columns, result: dict[str, Value]) -> dict[int, torch.Tensor] | None:
         """Returns a result's tensors on the device by leaf number; None where it does not match the layout."""
         assert self._transfers is not None
-        if tuple(result) != columns.names:  # the order counts: a batch has that of its first sample
+        if columns.on_host is not None and tuple(result) != columns.names:  # a batch has the order of its first sample
             return None
         adopt = self._transfers.accelerator.adopt
         leaves = {}
-        for name, number, dtype, shape in columns.resident:
-            value = result[name]
+        for number, (name, dtype, shape) in columns.resident.items():
+            value = result.get(name)
             if type(value) is not torch.Tensor and not hasattr(value, "__dlpack__"):
                 return None
             tensor = adopt(value)
@@ -247,20 +261,6 @@ class DeviceOutput:
         found = Layout.of(value)
         self.layout = None if found is None else pickle.dumps(found)
 
-    def _leaves(self, layout: Layout, result: Mapping[str, Value], made: frozenset[str]) -> dict[int, torch.Tensor]:
-        """Returns the result's tensors on the device by leaf number. Raises Mismatch where one differs from the
-        layout."""
-        if self._transfers is None:
-            return {}
-        found = {}
-        for name, number in layout.by_name.items():
-            if name in made and hasattr(result.get(name), "__dlpack__"):  # else an object, for the host's row
-                leaf, tensor = layout.leaves[number], self._transfers.accelerator.adopt(result[name])
-                if leaf.dtype is not tensor.dtype or leaf.shape != tuple(tensor.shape):
-                    raise Mismatch
-                found[number] = tensor
-        return found
-
     def issued(self, items: list[Item]) -> Issued:
         """Records the event after all samples that were put, and returns them. ``items`` are their references."""
         placed, self._placed = self._placed, []
@@ -275,7 +275,7 @@ class DeviceOutput:
         end = accelerator.event(timed=accelerator.keeps_time)
         self._last_end = end if accelerator.keeps_time else None
         if placed:
-            made, self._output = self._output, self._new_output()
+            made, self._output = self._output, None
             assert made is not None
             made.event = end
             room.hand_on(made, sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values()))
@@ -331,22 +331,6 @@ class DeviceOutput:
         if self._transfers is None or issued.begin is None or issued.end is None:
             return None
         return self._transfers.accelerator.seconds(issued.begin, issued.end)
-
-
-def _write_columns(
-    columns: Columns, views: Views, rows: Sequence[int], samples: Sequence[Mapping[str, Value]]
-) -> Sequence[list[Value]]:
-    """Writes the host fields of samples into their rows; returns the objects of each. Raises Mismatch."""
-    objects: list[list[Value]] = []
-    for name, number in columns.on_host:
-        values, view = [sample[name] for sample in samples], views[number]
-        if view is not None:
-            columns.layout.write_column(number, view, rows, values)
-            continue
-        if set(map(type, values)) != {columns.layout.leaves[number].type}:
-            raise Mismatch
-        objects.append(values)
-    return [list(objects_of) for objects_of in zip(*objects, strict=True)] if objects else [[]] * len(samples)
 
 
 def _is_array(value: Value) -> bool:

@@ -27,12 +27,12 @@ class SampleRoom:
         self.held = 0  # bytes reserved for samples that are not made yet
         self.over_budget = False  # the last reservation exceeded the budget
         self._store = store
-        self._transfers = transfers
+        self.transfers = transfers
 
     def should_wait(self, task: Task, made: frozenset[str], count: int) -> bool:
         """Returns True when an executor should wait before making ``count`` samples: there is no room for them (nor for
         as many as fit beside the batches) and the consumer is not waiting."""
-        transfers = self._transfers
+        transfers = self.transfers
         if transfers.consumer_waits:
             return False
         self._measure(task, made)
@@ -42,19 +42,15 @@ class SampleRoom:
         most = max(1, (limit - transfers.batch_bytes) // (2 * self.sample_bytes))
         return not transfers.budget.has_room(self.sample_bytes * min(count, most))
 
-    def wait(self) -> None:
-        """Waits until there may be room, for a few milliseconds at most."""
-        self._transfers.await_room()
-
     def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
         """Reserves memory for up to ``count`` samples, for one at least; returns how many may be made.
 
         ``made``: names of the fields that device implementations make.
         """
         self.over_budget = False
-        budget = self._transfers.budget
+        budget = self.transfers.budget
         self._measure(task, made)
-        if not (self.sample_bytes and self._transfers.batch_bytes):  # sizes are unknown
+        if not (self.sample_bytes and self.transfers.batch_bytes):  # sizes are unknown
             if budget.limit is None:
                 self.held = count  # a byte each, so that a batch short of memory waits for them
                 budget.take("samples", self.held)
@@ -65,7 +61,7 @@ class SampleRoom:
         least = count if budget.elastic else 1
         found = budget.take_some("samples", self.sample_bytes, count)
         if found < least:
-            self._transfers.sweep()
+            self.transfers.sweep()
             found += budget.take_some("samples", self.sample_bytes, count - found)
         self.held = found * self.sample_bytes
         if found < least:
@@ -77,7 +73,7 @@ class SampleRoom:
     def give_back(self) -> None:
         """Frees what is reserved for samples that were not made or do not stay on the device."""
         if self.held:
-            self._transfers.budget.give("samples", self.held)
+            self.transfers.budget.give("samples", self.held)
         self.held = 0
 
     def hand_on(self, owner: object, nbytes: int) -> None:
@@ -85,7 +81,7 @@ class SampleRoom:
         if nbytes > self.held:  # the first sample, whose size was unknown
             self._take(nbytes - self.held)
         self.held -= nbytes
-        weakref.finalize(owner, self._transfers.budget.give, "samples", nbytes).atexit = False
+        weakref.finalize(owner, self.transfers.budget.give, "samples", nbytes).atexit = False
 
     def _measure(self, task: Task, made: frozenset[str]) -> None:
         """Updates the sizes of samples and batches from the task's layout, where it has one."""
@@ -94,11 +90,11 @@ class SampleRoom:
             return
         layout = self._store.layout(task.layout)
         self.sample_bytes = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
-        self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
+        self.transfers.announce(rows_bytes(layout, max(rows, self.transfers.rows)))
 
     def _take(self, nbytes: int) -> None:
         """Reserves memory for one sample, whether it fits or not."""
-        budget = self._transfers.budget
+        budget = self.transfers.budget
         if not budget.take_some("samples", nbytes, 1):
             self.over_budget = True
             budget.take("samples", nbytes)

@@ -1,8 +1,8 @@
 """``Segment``, the interface of the pieces of a device executor: DALI graphs, and runs of CuPy or torch stages.
 
 On device "cpu" segments return NumPy arrays; on CUDA what their library made (objects with ``__dlpack__``). DALI, CuPy
-and torch are imported by the first run. Between segments values are passed by DLPack without a copy, because only the
-next segment uses them. What the host read or drew is copied, because a function may work in place.
+and torch are imported by the first run. Between segments of a GPU values are passed by DLPack without a copy, because
+only the next segment uses them. What the host read or drew is copied, because a function may work in place.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def plain(value: Value, dtype: npt.DTypeLike | None = None) -> Value:
 
 
 def as_tensor(value: Value, device: str) -> Value:
-    """Returns the value as a torch tensor on ``device``; one that is a tensor or no array is returned as it is."""
+    """Returns the value as a torch tensor on ``device``, in memory of its own if it is of NumPy; one that is a
+    tensor or no array is returned as it is."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):

@@ -1,6 +1,6 @@
 """Runs tasks on the device lane's thread: issues them to executors by split point, waits for the device, reports.
 
-``DeviceWork`` issues a task and, while the device works on it, issues the next (``depth`` tasks at once). Tasks are
+``DeviceWork`` issues a task and, while the device works on it, issues the next (``IN_FLIGHT`` tasks at once). Tasks are
 reported in the order in which they came. Before each step (a stage, a sample, a part) the thread asks whether the
 oldest task has finished, and reports it at once: a slow step must not keep finished samples from their batches (P5). No
 graph is built before such a task is reported. The same pauses let other threads have the interpreter (see ``slices``).
@@ -13,25 +13,30 @@ Errors:
   tried again; after that it is halved until it fits, and later micro-batches stay smaller.
 - A sample that fails on the device is prepared once more by the CPU implementation, with the same random draws, before
   its failure counts. So is every sample of a part that failed as a whole.
-- After ``_USELESS_LIMIT`` micro-batches in a row of which the device prepared nothing and the CPU something,
-  ``useless`` is called with the last error: such a lane costs about three times the work.
+- After ``_USELESS_LIMIT`` micro-batches in a row of which the device prepared nothing and the CPU something, the lane
+  is given up: it costs about three times the work. So it is when the device has no memory for one sample although the
+  loader holds no more than a batch there.
+
+DALI holds the interpreter lock while it builds a graph, which stops the training loop. So graphs are built before the
+first sample; one whose fragments need the names of all drawn parameters, by the draws of the first sample.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.current_step import CurrentStep
+from minato_gpu.device.dali_graph import NamesUnknown
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.device.graph_prebuild import BuildAhead
 from minato_gpu.device.output import DeviceOutput, Issued
 from minato_gpu.device.run import DeviceRun, Part
 from minato_gpu.device.slices import Slices
 from minato_gpu.device.task_reader import TaskReader, ticket_failure, ticket_seed
-from minato_gpu.device.values import Result
+from minato_gpu.device.transfers import Transfers
+from minato_gpu.device.values import ExecutorInput, Result
 from minato_gpu.lanes.base import Failure, Item, Report, Task
 from minato_gpu.lanes.contract import AtWork
 from minato_gpu.lanes.cpu_time import CoreTime
@@ -39,7 +44,9 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import StageError, Value
+from minato_gpu.util.messages import LOGGER
 
+IN_FLIGHT = 2  # tasks of a device: one at work and one issued behind it
 _USELESS_LIMIT = 32
 
 
@@ -58,12 +65,10 @@ class DeviceWork:
 
     Args:
         executors: by split point; they note their current step in ``at``.
-        depth: tasks that may be in flight.
-        counts_cores: whether a sample costs CPU time (the stand-in) instead of device time.
-        ahead: builds the graphs that need a first sample.
-        no_memory: called when memory is short for a single sample that the CPU can prepare.
-        useless: called with the last error when the device fails everything that the CPU can prepare.
-        trim: frees unused memory of the device's pools; None without pools.
+        transfers: copies to the device on which batches live; None where they live on the host.
+        device: of the executors. On "cpu" (the stand-in) a sample costs CPU time instead of device time.
+        give_up: called when the device prepares nothing that the CPU can prepare, with what it does (a predicate of
+            "the lane") and its last error.
         report: called with the report of every task.
         next_task: returns the task that will be begun next, if there is one.
     """
@@ -74,28 +79,21 @@ class DeviceWork:
         executors: dict[int, DeviceExecutor],
         at: CurrentStep,
         store: Store,
-        outlet: DeviceOutput,
-        *,
-        depth: int,
-        counts_cores: bool,
-        ahead: BuildAhead,
-        no_memory: Callable[[Exception], None],
-        useless: Callable[[str], None],
-        trim: Callable[[], None] | None,
+        transfers: Transfers | None,
+        device: str,
+        give_up: Callable[[str, str], None],
         report: Callable[[Report], None],
-        next_task: Callable[[], Task | None] = lambda: None,
+        next_task: Callable[[], Task | None],
     ) -> None:
         self._pipeline = pipeline
         self._executors = executors
         self._at = at
-        self._store = store
-        self._outlet = outlet
-        self._depth = depth
+        self._transfers = transfers
+        self.outlet = DeviceOutput(store, transfers)
+        self._depth = 1 if transfers is None else IN_FLIGHT
         self.closing = False  # set by another thread: stop waiting for room on the device
-        self._ahead = ahead
-        self._no_memory = no_memory
-        self._useless = useless
-        self._trim = trim
+        self._unbuilt: list[int] = []  # split points whose graphs wait for a first sample
+        self._give_up = give_up
         self._report = report
         self._runs: deque[DeviceRun] = deque()  # issued and not reported, oldest first
         self._current: DeviceRun | None = None  # being issued or waited for
@@ -104,12 +102,39 @@ class DeviceWork:
         self._failed_in_row = 0  # micro-batches in a row of which the device made nothing and the CPU something
         self._last_error = ""  # the device's last error
         self._builds_seen = 0  # graphs built when their threads were last looked for
-        self._cores = CoreTime("DALI") if counts_cores else None
+        self._cores = CoreTime("DALI") if device == "cpu" else None
         self._slices = Slices()
         self._reader = TaskReader(store, executors, pipeline.host_prefix, self._slices.between, next_task)
         at.between = self._between
-        if depth > 1:
+        if self._depth > 1:
             at.scheduled = self._reader.look_ahead
+
+    def open(self, splits: Iterable[int]) -> None:
+        """Imports what the stages need, and builds the graphs of these split points as far as they need no sample.
+        Raises ImportError, or a fragment's error that a sample would not change."""
+        for executor in self._executors.values():
+            executor.load()
+        for split in splits:
+            try:
+                self._executors[split].build({})
+            except Exception as error:
+                if not (isinstance(error, NamesUnknown) or is_out_of_memory(error)):
+                    raise
+                LOGGER.debug("the device's graph from stage %d on waits for a sample (%r)", split, error)
+                self._unbuilt.append(split)
+
+    def _build_rest(self, samples: Sequence[ExecutorInput]) -> None:
+        """Builds the remaining graphs from the draws of the first sample whose draws raise nothing. Raises a fragment's
+        error."""
+        for sample in samples if self._unbuilt else ():
+            try:
+                draws = {split: self._executors[split].draws(sample) for split in self._unbuilt}
+            except Exception:  # noqa: S112 - the sample fails by itself when it is prepared
+                continue
+            for split, params in draws.items():
+                self._executors[split].build(params)
+            self._unbuilt.clear()
+            return
 
     def close(self) -> None:
         """Releases the measurement of CPU time; all tasks must have been reported."""
@@ -139,7 +164,7 @@ class DeviceWork:
         self._reader.forget()
 
     def begin(self, task: Task) -> None:
-        """Issues all parts of a task, after ending older ones until fewer than ``depth`` are in flight."""
+        """Issues all parts of a task, after ending older ones until there is room for another in flight."""
         run = self._current = DeviceRun(task, self._pipeline.host_prefix)
         self._slices.begin()
         self._at.enter()
@@ -166,16 +191,14 @@ class DeviceWork:
         begin, end = max(run.begin, self._reported), perf_counter()
         self._reported = end
         self._find_threads(repeated=run.repeated > 0)
-        layout, self._outlet.layout = self._outlet.layout, None
+        layout, self.outlet.layout = self.outlet.layout, None
         self._report(run.report(begin, end, layout, tells_parts=bool(self._pipeline.cuts)))
         self._ending = False
 
     def _between(self) -> None:
+        """Lets other threads run, and reports the tasks that the device has finished. Raises BrokenDown when that
+        fails."""
         self._slices.between()
-        self._report_finished()
-
-    def _report_finished(self) -> None:
-        """Reports the tasks that the device has finished. Raises BrokenDown when that fails."""
         while self._runs and not self._ending and self._runs[0].finished:
             try:
                 self.end()
@@ -195,14 +218,14 @@ class DeviceWork:
                 self.end()
             count = min(len(left), executor.size.limit)
             self._await_room(run, executor, count)
-            count = count if self._outlet.room is None else self._outlet.room.reserve(run.task, executor.made, count)
+            count = count if self.outlet.room is None else self.outlet.room.reserve(run.task, executor.made, count)
             self._begin_part(run, split, left[:count], most)
             left = left[count:]
 
     def _await_room(self, run: DeviceRun, executor: DeviceExecutor, count: int) -> None:
         """Waits until the device has room for ``count`` samples, or the consumer waits for a batch: without room they
         would be copied to the host and back for their batch."""
-        room = self._outlet.room
+        room = self.outlet.room
         if room is None or run.parts:
             return
         while not self.closing and room.should_wait(run.task, executor.made, count):
@@ -211,7 +234,7 @@ class DeviceWork:
                 self.end()
             else:
                 self._current = None
-                room.wait()
+                room.transfers.await_room()
         if self._current is None:
             self._current = run
             self._at.enter()
@@ -224,7 +247,7 @@ class DeviceWork:
         try:
             issued = self._issue(run, split, numbers)
         except Exception as error:  # of the whole part; dropped, because its frames hold memory
-            self._outlet.release()
+            self.outlet.release()
             self._last_error = str(error)
             short = self._last_error if is_out_of_memory(error) else None
         if issued is None:
@@ -232,7 +255,7 @@ class DeviceWork:
                 return
             issued = Issued(self._prepare_on_cpu(run, split, numbers))
             if short is not None and not isinstance(issued.items[0], Failure):
-                self._no_memory(MemoryError(short))
+                self._lack_memory(short)
             elif short is not None and most is not None:  # this sample needs too much on the CPU, too
                 self._executors[split].size.set(most)
         passed, core_s = perf_counter() - begin, self._core_s() - used
@@ -254,10 +277,9 @@ class DeviceWork:
         Returns False when neither is possible."""
         executor, half = self._executors[split], len(numbers) // 2
         executor.short += 1
-        if self._trim is not None:
-            self._trim()
         run.typical = False
-        if most is None and self._trim is not None:
+        if most is None and self._transfers is not None:
+            self._transfers.accelerator.trim()
             self._begin_parts(run, split, numbers, executor.size.limit)
             return True
         if half:
@@ -266,6 +288,16 @@ class DeviceWork:
             for some in (numbers[:half], numbers[half:]):
                 self._begin_parts(run, split, some, most)
         return half > 0
+
+    def _lack_memory(self, error: str) -> None:
+        """Called when the device has no memory for one sample: lowers the budget if batches or other samples fill the
+        device, else gives the lane up."""
+        room = self.outlet.room
+        if room is None or not room.transfers.make_way(room.held):
+            self._give_up("has no memory left to prepare samples", error)
+            return
+        for executor in self._executors.values():
+            executor.size.set(executor.size.most)
 
     def _prepare_on_cpu(self, run: DeviceRun, split: int, numbers: list[int]) -> list[Item]:
         """Prepares samples by their CPU implementations, because the device failed them all or has no memory for even
@@ -284,8 +316,8 @@ class DeviceWork:
         seconds: float | None = None
         repeated = part.repeated
         try:
-            found = self._outlet.settle(part.issued)
-            seconds = self._outlet.seconds(part.issued)
+            found = self.outlet.settle(part.issued)
+            seconds = self.outlet.seconds(part.issued)
         except Exception as error:  # of the device, not of one sample
             self._last_error = str(error)
         if found is None:
@@ -296,7 +328,7 @@ class DeviceWork:
             self._count_failures(found, made=len(part.ran) - repeated)
 
     def _count_failures(self, items: list[Item], made: int) -> None:
-        """Counts micro-batches of which the device prepared nothing and the CPU something; calls ``useless`` at the
+        """Counts micro-batches of which the device prepared nothing and the CPU something; gives the lane up at the
         limit.
 
         ``made``: how many of the ``items`` the device has prepared.
@@ -306,7 +338,7 @@ class DeviceWork:
         elif not all(isinstance(item, Failure) for item in items):
             self._failed_in_row += 1
             if self._failed_in_row == _USELESS_LIMIT:
-                self._useless(self._last_error)
+                self._give_up("fails every sample that it is given, and the CPU prepares them", self._last_error)
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
         """Reads samples, runs them on the device and stores the results; returns without waiting for the device. Raises
@@ -316,20 +348,20 @@ class DeviceWork:
         items, ready, given = read.items, read.ready, read.given
         run.submitted = [numbers[at] for at in ready]
         try:
-            self._ahead.start(given)
+            self._build_rest(given)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise BrokenDown(error) from error
-        with self._outlet.working(behind=read.scheduled and run.typical):
-            results = executor.run(given, self._outlet.stream)
+        with self.outlet.working(behind=read.scheduled and run.typical):
+            results = executor.run(given, self.outlet.stream)
             self._at.enter(samples=len(items))
             tickets = [run.tickets[number] for number in run.submitted]
-            put = self._outlet.put_all(run.task, tickets, results, executor.made, self._at.each)
+            put = self.outlet.put_all(run.task, tickets, results, executor.made, self._at.each)
             for at, one, result, item in zip(ready, given, results, put, strict=True):
                 items[at] = self._take(run, split, numbers[at], one[0], result) if item is None else item
             self._at.pause()
-            return self._outlet.issued(items)
+            return self.outlet.issued(items)
 
     def _take(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value], result: Result) -> Item:
         """Stores what the device made of a sample; prepares the sample on the CPU where the device failed. Returns its
@@ -338,7 +370,7 @@ class DeviceWork:
             self._last_error = str(result)
         else:
             try:
-                return self._outlet.put(run.task, *run.tickets[number], result, self._executors[split].made)
+                return self.outlet.put(run.task, *run.tickets[number], result, self._executors[split].made)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -355,7 +387,7 @@ class DeviceWork:
             result = self._pipeline.run(
                 fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
             )
-            return self._outlet.put(run.task, piece, at, result, frozenset())
+            return self.outlet.put(run.task, piece, at, result, frozenset())
         except Exception as error:
             return ticket_failure(run.task, piece, at, error, "device, then cpu")
 

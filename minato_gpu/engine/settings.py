@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from torch.utils.data import IterableDataset, default_collate
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.device.lane import IN_FLIGHT
+from minato_gpu.device.work import IN_FLIGHT
 from minato_gpu.options.options import Options
 from minato_gpu.scheduling.policy import Policy
 

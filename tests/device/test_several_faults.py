@@ -56,7 +56,7 @@ def test_a_device_without_memory_retires_and_the_others_go_on(
     stats = loader.stats()
     assert [one["retired"] for one in stats["device_lane"]] == [False, True, False]
     assert [record.message.partition(";")[0] for record in caplog.records] == [
-        "the device number 1 has no memory left to prepare samples"
+        "the device:1 lane has no memory left to prepare samples"
     ]
     assert stats["lanes"]["device:1"]["samples"] == 0 < made[0] + made[2]
 
