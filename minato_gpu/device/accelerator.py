@@ -35,15 +35,11 @@ Stream = torch.cuda.Stream
 
 
 class HeldUntilPassed:
-    """References to what a device still reads, such as the sources of copies. Any thread may call its methods; ``len``
-    counts the entries."""
+    """References to what a device still reads, such as the sources of copies. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[Event | None, tuple[object, ...]]] = deque()  # oldest first
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def hold(self, event: Event | None, *things: object) -> None:
         """Holds ``things`` until ``event`` has passed; if it is None (issuing failed), until a later one has."""
@@ -146,17 +142,9 @@ class Accelerator:
         dropped and the device has finished copies from and to it; PyTorch's allocator keeps it."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies between tensors of this device and the CPU; neither may change until an event after it has passed."""
-        into.copy_(source, non_blocking=True)
-
-    def copy_all(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copies many pairs as ``copy`` does, in one call that releases the interpreter lock."""
-        if into:
-            torch._foreach_copy_(list(into), list(sources), non_blocking=True)
-
-    def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copies many tensors of one dtype, of this device or others, in one call per source device.
+    def copy(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copies many tensors of one dtype between this device and the host's pinned memory or other devices; none may
+        change until an event after it has passed. One call per source device, which releases the interpreter lock.
 
         Between devices torch copies on the source's current stream and makes both streams wait for each other. So a
         copy stream of that device is made current: never the stream on which it trains.
@@ -164,7 +152,8 @@ class Accelerator:
         for device in {source.device for source in sources}:
             pairs = [pair for pair in zip(into, sources, strict=True) if pair[1].device == device]
             targets, found = [one for one, _ in pairs], [other for _, other in pairs]
-            with nullcontext() if device == self.device else _on(device, self._copy_stream(device)):
+            here = device.type == "cpu" or device == self.device
+            with nullcontext() if here else _on(device, self._copy_stream(device)):
                 torch._foreach_copy_(targets, found, non_blocking=True)
 
     def _copy_stream(self, device: torch.device) -> torch.cuda.Stream:

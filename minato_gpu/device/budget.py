@@ -27,7 +27,7 @@ class DeviceBudget:
         self.limit = limit
         self._batches = batches
         self.reserved = 0  # bytes that ``take_some`` leaves free, for the next batch
-        self._peak = 0
+        self.peak = 0  # the most bytes that were held at once
         self._held: dict[str, int] = {}
         self._freed: deque[tuple[str, int]] = deque()  # not yet subtracted from ``_held``
         self._lock = threading.Lock()
@@ -78,14 +78,9 @@ class DeviceBudget:
         with self._lock:
             return dict(self._settled())
 
-    @property
-    def peak(self) -> int:
-        """The most bytes that were held at once."""
-        return self._peak
-
     def _add(self, held: dict[str, int], kind: str, nbytes: int) -> None:
         held[kind] = held.get(kind, 0) + nbytes
-        self._peak = max(self._peak, sum(held.values()))
+        self.peak = max(self.peak, sum(held.values()))
 
     def _free(self, limit: int, held: dict[str, int]) -> int:
         """Returns the bytes that are neither held nor reserved."""

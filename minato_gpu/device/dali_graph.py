@@ -34,12 +34,13 @@ from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import HeldUntilPassed, Stream, await_stream, gpu_name
 from minato_gpu.device.dali_outputs import Output, on_device, on_host
 from minato_gpu.device.segments import Segment
-from minato_gpu.device.values import Batch, Drawn, as_tensor, device_number, plain
+from minato_gpu.device.values import Batch, Drawn, as_tensor, plain
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.pipeline.stages import DaliFragment, Stage
 from minato_gpu.samples import Value, add_note
@@ -91,6 +92,7 @@ class DaliGraph(Segment):
         threads: int,
     ) -> None:
         super().__init__(pipeline, stages, made, device)
+        self.builds = 0  # graphs built so far
         self.runs = 0
         self._known = pipeline.fields_at(stages.start)
         self._max_batch, self._threads = max_batch, threads
@@ -114,8 +116,6 @@ class DaliGraph(Segment):
         self.sweep()
         run = self._take_scheduled(drawn)
         if run is None:
-            if not self._accepts(drawn[0]):
-                self._graph = None
             if not self.built:
                 self.build(drawn[0])
                 self._enter(drawn)  # building is not part of the samples' step
@@ -138,17 +138,17 @@ class DaliGraph(Segment):
         return [dict(zip(self.writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def ahead(self, batch: Batch, drawn: Drawn) -> bool:
-        """Schedules a micro-batch behind the current one. Returns False on the CPU, where the host must wait before a
+        """Schedules a micro-batch behind the current one; ``run`` must be called next with the same parameters. Returns
+        False on the CPU, where the host must wait before a
         run, or when feeding fails: ``run`` then feeds it again."""
-        if self._device == "cpu" or self._waits_for_stream or self._ahead is not None:
-            return False
-        if not (self.built and self._accepts(drawn[0])):
+        if self._device == "cpu" or self._waits_for_stream or self._ahead is not None or not self.built:
             return False
         with contextlib.suppress(Exception):
             self._ahead = self._schedule(batch, drawn)
         return self._ahead is not None
 
     def forget(self) -> None:
+        """Drops what was scheduled ahead."""
         run, self._ahead = self._ahead, None
         if run is not None:
             run.ask(self.stream)
@@ -205,13 +205,17 @@ class DaliGraph(Segment):
             self._held.hold(self.stream.record_event(), *things)
 
     def sweep(self) -> None:
+        """Frees what the device has finished reading; never waits."""
         self._held.sweep()
 
     @property
     def built(self) -> bool:
+        """True when ``run`` has nothing to build first."""
         return self._graph is not None
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
+        """Builds the graph from the drawn parameters of any sample; from none (empty), names are learned as fragments
+        ask for them."""
         if self._graph is None:
             self._names = {number: tuple(params[number]) if number in params else None for number in self.stages}
             self._graph = self._build()
@@ -225,16 +229,11 @@ class DaliGraph(Segment):
             self._graph = self._build()
             self.builds += 1
 
-    def _accepts(self, params: Mapping[int, Mapping[str, Value]]) -> bool:
-        """Returns True when the sample has drawn all parameters that fragments asked for before any sample was
-        known."""
-        asked = self._sources.values() if self.built else ()
-        return all(self._names[number] is not None or key in params[number] for number, key in asked)
-
     def load(self) -> None:
         importlib.import_module("nvidia.dali.fn")
 
     def close(self) -> None:
+        """Frees memory and threads. Idempotent; a later ``run`` builds the graph again."""
         self.forget()
         self._graph = None
         self._held.close()
@@ -275,7 +274,7 @@ class DaliGraph(Segment):
         graph: Value = dali.Pipeline(
             batch_size=self._max_batch,
             num_threads=self._threads,
-            device_id=device_number(self._device),
+            device_id=None if self._device == "cpu" else torch.device(self._device).index or 0,
             exec_dynamic=True,
             prefetch_queue_depth=1,
         )
@@ -347,6 +346,9 @@ class LazyInputs(Mapping[str, Value]):
         if key not in self._made:
             self._made[key] = self._make(key)
         return self._made[key]
+
+    def get(self, key: str, default: Value = None) -> Value:
+        raise NamesUnknown
 
     def __contains__(self, key: object) -> bool:
         raise NamesUnknown

@@ -11,7 +11,10 @@ Decisions:
   and the rest runs again together; otherwise each sample runs by itself and those that fail are bad. So every sample
   runs a few times at most. Rejected: bisection, which decodes large photographs three times over; one graph per stage,
   which would name the stage (the error does so, too) but has to be built while batches are delivered.
-- Out of memory is no sample's error: ``device/work.py`` runs the micro-batch again, or smaller ones.
+- Out of memory is no sample's error: ``device/work.py`` runs the micro-batch again, or smaller ones. Later ones stay
+  smaller, but not for ever (another model may have been evaluated at the time). Since a size that is too large costs a
+  failed micro-batch, the size doubles only after ``_PATIENCE`` full ones have fitted, and after a failed attempt only
+  after twice as many.
 """
 
 from __future__ import annotations
@@ -23,9 +26,8 @@ from minato_gpu.device.accelerator import Stream, is_out_of_memory
 from minato_gpu.device.current_step import CurrentStep
 from minato_gpu.device.dali_graph import DaliGraph, sample_of
 from minato_gpu.device.functions import FunctionSegment
-from minato_gpu.device.micro_batch_size import MicroBatchSize
 from minato_gpu.device.segments import Segment
-from minato_gpu.device.values import ExecutorInput, Result, device_number
+from minato_gpu.device.values import ExecutorInput, Result
 from minato_gpu.lanes.base import Draws
 from minato_gpu.pipeline.pipeline import Pipeline, check_written, stage_error
 from minato_gpu.pipeline.stages import DaliFragment
@@ -34,7 +36,41 @@ from minato_gpu.samples import StageError, Value
 Fields = Mapping[str, Value]
 Samples = Sequence[tuple[Fields, Draws]]
 
+_PATIENCE = 32  # full micro-batches that must fit before the size doubles
+_MOST_PATIENCE = 4096
 _NAMED = 3  # samples taken out of a micro-batch, one run each, before every sample runs by itself
+
+
+class MicroBatchSize:
+    """Samples per micro-batch: ``limit`` now, ``most`` where memory was never short."""
+
+    def __init__(self, most: int) -> None:
+        self.limit = self.most = most
+        self._patience = _PATIENCE
+        self._fitted = 0  # full micro-batches since the limit changed
+        self._trying = False  # the limit was raised and has not proved itself
+
+    def fitted(self, count: int) -> None:
+        """Records that a micro-batch of ``count`` samples had enough memory; may raise the limit."""
+        if count < self.limit or self.limit == self.most:
+            return
+        self._fitted += 1
+        if self._fitted >= self._patience:
+            if self._trying:  # the last raise has proved itself
+                self._patience = _PATIENCE
+            self.set(min(self.most, 2 * self.limit))
+            self._trying = True
+
+    def short(self, count: int) -> None:
+        """Records that memory was short for ``count`` samples; halves the limit."""
+        if self._trying:
+            self._patience = min(_MOST_PATIENCE, 2 * self._patience)
+            self._trying = False
+        self.set(max(1, min(self.limit, count // 2)))
+
+    def set(self, limit: int) -> None:
+        """Sets the limit."""
+        self.limit, self._fitted = limit, 0
 
 
 class DeviceExecutor:
@@ -67,7 +103,6 @@ class DeviceExecutor:
             raise ValueError(f"{start} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
         if max_batch < 1 or threads < 1:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
-        device_number(device)
         self.pipeline, self.device = pipeline, device
         self.size = MicroBatchSize(max_batch)
         self.repeated = 0  # samples that ran again because one of their micro-batch failed
@@ -78,6 +113,7 @@ class DeviceExecutor:
         self.at = CurrentStep() if at is None else at  # the current step
         for segment in self._segments:
             segment.at = self.at
+        self._graphs = [segment for segment in self._segments if isinstance(segment, DaliGraph)]
         self._input_fields = pipeline.fields_at(start)
         self._missing_reads: dict[int, list[str]] = {}  # fields that stage n reads from the input
         for number in self._stages:
@@ -92,7 +128,7 @@ class DeviceExecutor:
     @property
     def built(self) -> bool:
         """True when the next run builds no graph."""
-        return all(segment.built for segment in self._segments)
+        return all(graph.built for graph in self._graphs)
 
     def draws(self, sample: ExecutorInput) -> Draws:
         """Returns a sample's drawn parameters for ``build``; of its fields only those that the host read made are used.
@@ -103,15 +139,15 @@ class DeviceExecutor:
         return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
-        """Builds the graphs from the parameters of any sample, or from none (empty); see ``Segment.build``."""
-        for segment in self._segments:
-            segment.build(params)
+        """Builds the graphs from the parameters of any sample, or from none (empty); see ``DaliGraph.build``."""
+        for graph in self._graphs:
+            graph.build(params)
 
     @property
     def builds(self) -> int:
         """Number of graphs built so far. A run that builds one takes much longer; so does the first run on a GPU, which
         loads and compiles kernels and counts as one."""
-        return self._first_runs + sum(segment.builds for segment in self._segments)
+        return self._first_runs + sum(graph.builds for graph in self._graphs)
 
     def run(self, items: Sequence[ExecutorInput], stream: Stream | None = None) -> list[Result]:
         """Prepares samples; returns results in the same order, a StageError in place of a bad sample.
@@ -140,11 +176,13 @@ class DeviceExecutor:
         drawn = [draws for _, draws in items if not isinstance(draws, int)]
         if not 0 < len(items) <= self.size.limit or len(drawn) < len(items):
             return False
-        return self._segments[0].ahead([fields for fields, _ in items], drawn)
+        first = self._segments[0]
+        return isinstance(first, DaliGraph) and first.ahead([fields for fields, _ in items], drawn)
 
     def forget(self) -> None:
         """Drops what was scheduled ahead: ``run`` will not be called with it."""
-        self._segments[0].forget()
+        for graph in self._graphs:
+            graph.forget()
 
     def load(self) -> None:
         """Imports the libraries that the stages need (DALI takes most of a second), before the first ``run``."""
@@ -153,13 +191,13 @@ class DeviceExecutor:
 
     def sweep(self) -> None:
         """Frees what the device has finished reading; never waits."""
-        for segment in self._segments:
-            segment.sweep()
+        for graph in self._graphs:
+            graph.sweep()
 
     def close(self) -> None:
         """Frees graphs, threads and device memory. Idempotent."""
-        for segment in self._segments:
-            segment.close()
+        for graph in self._graphs:
+            graph.close()
 
     def _run_batch(self, items: Sequence[ExecutorInput], first: int) -> list[Result]:
         drawn = [

@@ -12,7 +12,7 @@ import torch
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.collated import mapped
 from minato_gpu.device.segments import Segment
-from minato_gpu.device.staging import Upload
+from minato_gpu.device.staging import upload
 from minato_gpu.device.values import Batch, Drawn, as_tensor, to_numpy
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.pipeline.stages import CupyFunction, TorchFunction
@@ -22,7 +22,7 @@ from minato_gpu.samples import Value
 class FunctionSegment(Segment):
     """Segment of CuPy or torch stages; on device "cpu" they get NumPy arrays or CPU tensors.
 
-    ``upload``: copies arrays to a GPU for torch; made by the first run if not given.
+    ``accelerator``: a GPU, for torch; made by the first run if not given.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class FunctionSegment(Segment):
         made: frozenset[str] = frozenset(),
         *,
         device: str,
-        upload: Upload | None = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         super().__init__(pipeline, stages, made, device)
-        self._upload = upload
+        self._accelerator = accelerator
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
         return [self._run_sample(fields, params) for fields, params in zip(batch, drawn, strict=True)]
@@ -82,9 +82,9 @@ class FunctionSegment(Segment):
         names = [name for name in self._reads if isinstance(fields.get(name), (np.ndarray, np.generic))]
         if not names:
             return {}
-        if self._upload is None:
-            self._upload = Upload(Accelerator(torch.device(self._device)))
-        return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
+        if self._accelerator is None:
+            self._accelerator = Accelerator(torch.device(self._device))
+        return dict(zip(names, upload(self._accelerator, [np.asarray(fields[n]) for n in names]), strict=True))
 
     def _adopt(self, name: str, value: Value) -> Value:
         """Returns an input field in the library's own type. Fields that no device stage has made are copied: a

@@ -64,7 +64,7 @@ class LoadContext:
         if planned:
             arena = torch.from_numpy(np.frombuffer(self.host.arena.buffer, np.uint8))
             targets = [into[run.target : run.target + run.nbytes] for run in planned]
-            self.accelerator.copy_all(targets, [arena[run.source : run.source + run.nbytes] for run in planned])
+            self.accelerator.copy(targets, [arena[run.source : run.source + run.nbytes] for run in planned])
             self.copies += len(planned)
         return planned is not None
 
@@ -164,7 +164,7 @@ class RowsLoad(Load):
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
             there = [row for row in self._on_device if row.leaf == leaf]
             context.slices.between()
-            accelerator.scatter([into[row.number] for row in there], [row.tensor for row in there])
+            accelerator.copy([into[row.number] for row in there], [row.tensor for row in there])
         self._blocks = [self._own_if_small(accelerator, block) for block in blocks]
 
     def forget(self) -> None:
@@ -209,7 +209,7 @@ class RowsLoad(Load):
         if block.numel() == 0 or not is_small(block.numel(), self._whole):
             return block
         own = accelerator.empty(block.numel())
-        accelerator.copy(own, block)
+        accelerator.copy([own], [block])
         return own
 
     def hand_over(self, accelerator: Accelerator) -> Value:

@@ -11,9 +11,6 @@ import warnings
 from contextlib import suppress
 from types import ModuleType
 
-_KINDS = ("GPU", "MIG")
-"""Prefixes of UUIDs in NVML: a whole GPU, or a MIG part, which has a UUID of its own in CUDA and PyTorch, too."""
-
 
 def reading(uuid: str) -> dict[str, float | int | None] | None:
     """Returns ``utilisation``, ``memory_used_bytes`` and ``memory_total_bytes`` of the device with this UUID; None
@@ -42,12 +39,11 @@ def reading(uuid: str) -> dict[str, float | int | None] | None:
 
 
 def handle_of(nvml: ModuleType, uuid: str) -> object:
-    """Returns NVML's handle of the GPU or MIG part with this UUID; NVML must be open. Raises NVMLError where it is
-    unknown."""
-    for kind in _KINDS[:-1]:
-        with suppress(nvml.NVMLError):
-            return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
-    return nvml.nvmlDeviceGetHandleByUUID(f"{_KINDS[-1]}-{uuid}")
+    """Returns NVML's handle of the GPU with this UUID, or of the MIG part, which has a UUID of its own in CUDA and
+    PyTorch, too. NVML must be open. Raises NVMLError where it is unknown."""
+    with suppress(nvml.NVMLError):
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
 def _utilisation(nvml: ModuleType, handle: object) -> float | None:

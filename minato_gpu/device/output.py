@@ -153,7 +153,8 @@ class DeviceOutput:
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
         """Stores one sample and returns its reference. ``made``: names of the fields that a device implementation
         made."""
-        on_device = frozenset(name for name in made if self._transfers and hasattr(result.get(name), "__dlpack__"))
+        accelerator = None if self._transfers is None else self._transfers.accelerator
+        on_device = frozenset(name for name in made if accelerator and hasattr(result.get(name), "__dlpack__"))
         if on_device:
             item = self.put_all(task, [(piece, at)], [dict(result)], on_device)[0]
             if item is not None:
@@ -167,11 +168,13 @@ class DeviceOutput:
             else:
                 return None if objects is None else Extra(objects)
         borrowed = _is_borrowed(piece, at)
-        value = {
-            name: self._adopt(one, borrowed) if name in made else _on_host(one, borrowed)
-            for name, one in result.items()
-        }
-        resident = [(value, name, value[name]) for name in made if self._is_resident(value.get(name))]
+        value, resident = dict(result), list[tuple[Container, str | int, torch.Tensor]]()
+        for name, one in result.items():
+            if accelerator and name in on_device and not (isinstance(one, np.ndarray) and accelerator.compute != "cpu"):
+                value[name] = accelerator.adopt(one)
+                resident.append((value, name, value[name]))
+            else:  # also an array that a GPU's function has left on the host
+                value[name] = _on_host(one, borrowed)
         self._to_host += resident
         if made and self.room is not None:
             self.room.sample_bytes = approximate_bytes({name: item for name, item in value.items() if name in made})
@@ -244,18 +247,6 @@ class DeviceOutput:
             leaves[number] = tensor
         return leaves
 
-    def _adopt(self, value: Value, borrowed: bool) -> Value:
-        """Returns an array that the device made as a tensor there; any other value as one on the host."""
-        if self._transfers is None or not _is_array(value):
-            return _on_host(value, borrowed)
-        accelerator = self._transfers.accelerator
-        stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # left on the host by a function
-        return _on_host(value, borrowed) if stays else accelerator.adopt(value)
-
-    def _is_resident(self, value: Value) -> bool:
-        """Returns True for a tensor that a device stage made, which is on the device."""
-        return self._transfers is not None and isinstance(value, torch.Tensor)
-
     def _describe(self, value: dict[str, Value]) -> None:
         """Sets ``layout`` to that of this sample, for the engine."""
         found = Layout.of(value)
@@ -306,35 +297,28 @@ class DeviceOutput:
 
     # --- once they are made ----------------------------------------------------------------------------------
 
-    def settle(self, issued: Issued) -> list[Item]:
-        """Waits until the device has made the samples, and returns their final references."""
+    def settle(self, issued: Issued) -> tuple[list[Item], float | None]:
+        """Waits until the device has made the samples; returns their final references, and its time for them in
+        seconds (None: it has no clock).
+
+        The time counts from the later of two events: the begin of these samples, and the end of those before on the
+        same stream.
+        """
         if self._transfers is None or issued.end is None:
-            return issued.items
+            return issued.items, None
         issued.end.synchronize()
         if issued.download is not None:
             for (container, key), array in zip(issued.targets, issued.download.arrays(), strict=True):
                 container[key] = array if array.ndim else array[()]
         if issued.sample is not None and self.layout is None:
             self._describe(issued.sample)
+        begin, end = issued.begin, issued.end
+        seconds = None if begin is None else self._transfers.accelerator.seconds(begin, end)
         if not (issued.over_budget and issued.placed):
-            return issued.items
+            return issued.items, seconds
         self.spilled += len(issued.placed)
         left = {id(item): Extra(item.objects) if item.objects else None for _, _, item in issued.placed}
-        return [left.get(id(item), item) for item in issued.items]
-
-    def seconds(self, issued: Issued) -> float | None:
-        """Returns the device time of settled samples in seconds; None where the device has no clock.
-
-        It counts from the later of two events: the begin of these samples, and the end of those before on the same
-        stream.
-        """
-        if self._transfers is None or issued.begin is None or issued.end is None:
-            return None
-        return self._transfers.accelerator.seconds(issued.begin, issued.end)
-
-
-def _is_array(value: Value) -> bool:
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
+        return [left.get(id(item), item) for item in issued.items], seconds
 
 
 def _is_borrowed(piece: Piece, at: int) -> bool:

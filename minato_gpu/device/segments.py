@@ -7,8 +7,6 @@ only the next segment uses them. What the host read or drew is copied, because a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from minato_gpu.device.accelerator import Stream
 from minato_gpu.device.current_step import CurrentStep
 from minato_gpu.device.values import Batch, Drawn
@@ -25,7 +23,6 @@ class Segment:
 
     def __init__(self, pipeline: Pipeline, stages: range, made: frozenset[str], device: str) -> None:
         self.stages = stages
-        self.builds = 0  # graphs built so far
         self.stream: Stream | None = None  # on which results are to be ready; None: on return
         self.at = CurrentStep()  # the step that ``run`` is at
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
@@ -38,28 +35,5 @@ class Segment:
         """Returns the fields written for each sample. ``drawn``: each sample's parameters by stage number."""
         raise NotImplementedError
 
-    def ahead(self, batch: Batch, drawn: Drawn) -> bool:
-        """Schedules a micro-batch behind the current one; ``run`` must be called next with the same parameters. Returns
-        whether it was scheduled."""
-        return False
-
-    def forget(self) -> None:
-        """Drops what was scheduled ahead."""
-
-    @property
-    def built(self) -> bool:
-        """True when ``run`` has nothing to build first."""
-        return True
-
     def load(self) -> None:
         """Imports what ``run`` needs."""
-
-    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
-        """Builds what ``run`` needs from the drawn parameters of any sample; from none (empty), names are learned as
-        fragments ask for them."""
-
-    def sweep(self) -> None:
-        """Frees what the device has finished reading; never waits."""
-
-    def close(self) -> None:
-        """Frees memory and threads. Idempotent; a later ``run`` builds them again."""

@@ -1,68 +1,43 @@
 """Copies values between host and device through pinned memory: few copies, none of which blocks the calling thread.
 
 A copy from or to pageable memory blocks its thread until it has ended; ``torch.tensor(..., device=...)`` even waits for
-all earlier work of the stream. So ``Upload`` joins a sample's arrays in pinned memory and copies them at once;
+all earlier work of the stream. So ``upload`` joins a sample's arrays in pinned memory and copies them at once;
 ``Download`` joins a micro-batch's tensors on the device and copies those at once.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minato_gpu.device.accelerator import Accelerator, Event, is_out_of_memory
+from minato_gpu.device.accelerator import Accelerator, is_out_of_memory
 from minato_gpu.device.copies import MOST
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.layout import torch_dtype
 from minato_gpu.samples import Value
 
 ALIGN = 16  # bytes, of each value; enough for any element type
-_AHEAD = 64 << 20  # bytes
 
 
-class Upload:
-    """Copies arrays to ``accelerator``. For one thread.
+def upload(accelerator: Accelerator, arrays: Sequence[NDArray[Value]]) -> list[torch.Tensor]:
+    """Returns the arrays as tensors on the device, for later work of the current stream; the arrays may change at once.
 
-    ``ahead``: bytes that may be in flight, at least those of one call; a further call waits for the oldest copies. This
-    bounds pinned memory, since the host may be far ahead of the device.
+    The tensors share memory. Raises TypeError for a dtype that torch does not have.
     """
-
-    def __init__(self, accelerator: Accelerator, ahead: int = _AHEAD) -> None:
-        self._accelerator = accelerator
-        self._ahead = ahead
-        self._bytes = 0  # in flight
-        self._under_way: deque[tuple[int, Event]] = deque()  # bytes and event of each copy, oldest first
-
-    def bring(self, arrays: Sequence[NDArray[Value]]) -> list[torch.Tensor]:
-        """Returns the arrays as tensors on the device, for later work of the current stream; the arrays may change at
-        once.
-
-        The tensors share memory. Raises TypeError for a dtype that torch does not have.
-        """
-        dtypes = [torch_dtype(array.dtype) for array in arrays]
-        places, total = side_by_side([array.nbytes for array in arrays])
-        if not total:
-            return [self._accelerator.empty(0).view(one).view(a.shape) for one, a in zip(dtypes, arrays, strict=True)]
-        self._make_room(total)
-        host, device = self._accelerator.host(total), self._accelerator.empty(total)
-        for at, array in zip(places, arrays, strict=True):
-            into = host.numpy()[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
-            np.copyto(into, array)
-        self._accelerator.copy(device, host)
-        self._under_way.append((total, self._accelerator.event()))
-        self._bytes += total
-        parts = zip(places, arrays, dtypes, strict=True)
-        return [device[at : at + array.nbytes].view(dtype).view(array.shape) for at, array, dtype in parts]
-
-    def _make_room(self, nbytes: int) -> None:
-        while self._under_way and (self._bytes + nbytes > self._ahead or self._under_way[0][1].query()):
-            done, event = self._under_way.popleft()
-            event.synchronize()
-            self._bytes -= done
+    dtypes = [torch_dtype(array.dtype) for array in arrays]
+    places, total = side_by_side([array.nbytes for array in arrays])
+    if not total:
+        return [accelerator.empty(0).view(one).view(a.shape) for one, a in zip(dtypes, arrays, strict=True)]
+    host, device = accelerator.host(total), accelerator.empty(total)
+    for at, array in zip(places, arrays, strict=True):
+        into = host.numpy()[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+        np.copyto(into, array)
+    accelerator.copy([device], [host])
+    parts = zip(places, arrays, dtypes, strict=True)
+    return [device[at : at + array.nbytes].view(dtype).view(array.shape) for at, array, dtype in parts]
 
 
 class Download:
@@ -80,12 +55,11 @@ class Download:
     ) -> None:
         self._tensors = tensors
         self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
-        self._as_rows = _as_rows(tensors)
         self._host = accelerator.host(total)
         together = self._allocate_or_none(accelerator, total) if len(tensors) > MOST and has_room(total) else None
         if together is None:
             for into, tensor in zip(self._parts(self._host), tensors, strict=True):
-                accelerator.copy(into, tensor)
+                accelerator.copy([into], [tensor])
             return
         by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for into, tensor in zip(self._parts(together), tensors, strict=True):
@@ -93,8 +67,8 @@ class Download:
             targets.append(into)
             sources.append(tensor)
         for targets, sources in by_dtype.values():
-            accelerator.scatter(targets, sources)
-        accelerator.copy(self._host, together)
+            accelerator.copy(targets, sources)
+        accelerator.copy([self._host], [together])
 
     @staticmethod
     def _allocate_or_none(accelerator: Accelerator, nbytes: int) -> torch.Tensor | None:
@@ -107,10 +81,6 @@ class Download:
 
     def _parts(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Returns the tensors' places in ``memory``."""
-        if self._as_rows:
-            first = self._tensors[0]
-            each = memory.view(len(self._tensors), first.nbytes).view(first.dtype)
-            return list(each.view(len(self._tensors), *first.shape).unbind(0))
         pairs = zip(self._places, self._tensors, strict=True)
         return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
 
@@ -123,14 +93,6 @@ class Download:
         arrays = [np.array(value) for value in self.values()]
         self._tensors = ()
         return arrays
-
-
-def _as_rows(tensors: Sequence[torch.Tensor]) -> bool:
-    """Returns True when tensors that are placed side by side form the rows of one tensor."""
-    if not tensors:
-        return False
-    dtype, shape, nbytes = tensors[0].dtype, tensors[0].shape, tensors[0].nbytes
-    return nbytes > 0 and nbytes % ALIGN == 0 and all(one.dtype is dtype and one.shape == shape for one in tensors)
 
 
 def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -42,13 +42,3 @@ def as_tensor(value: Value, device: str) -> Value:
         # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
         return torch.tensor(plain(value), device=device)
     return torch.utils.dlpack.from_dlpack(value) if hasattr(value, "__dlpack__") else value
-
-
-def device_number(device: str) -> int | None:
-    """Returns the number of a CUDA device, None for "cpu". Raises ValueError for anything else."""
-    kind, _, number = device.partition(":")
-    if kind == "cpu" and not number:
-        return None
-    if kind == "cuda" and (number.isdecimal() or not number):
-        return int(number or 0)
-    raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")

@@ -32,9 +32,8 @@ from minato_gpu.device.current_step import CurrentStep
 from minato_gpu.device.dali_graph import NamesUnknown
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.output import DeviceOutput, Issued
-from minato_gpu.device.run import DeviceRun, Part
 from minato_gpu.device.slices import Slices
-from minato_gpu.device.task_reader import TaskReader, ticket_failure, ticket_seed
+from minato_gpu.device.tasks import DeviceRun, Part, TaskReader, ticket_failure, ticket_seed
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.device.values import ExecutorInput, Result
 from minato_gpu.lanes.base import Failure, Item, Report, Task
@@ -316,8 +315,7 @@ class DeviceWork:
         seconds: float | None = None
         repeated = part.repeated
         try:
-            found = self.outlet.settle(part.issued)
-            seconds = self.outlet.seconds(part.issued)
+            found, seconds = self.outlet.settle(part.issued)
         except Exception as error:  # of the device, not of one sample
             self._last_error = str(error)
         if found is None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from minato_gpu.device import nvjpeg
-from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph, leaves_graph_usable, sample_of
+from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph, NamesUnknown, leaves_graph_usable, sample_of
 from minato_gpu.device.dali_outputs import on_device
 from minato_gpu.device.executor import segments
 from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
@@ -214,18 +214,17 @@ def added(graph: DaliGraph, **params: int) -> list[float]:
     return found
 
 
-def test_a_fragment_that_asked_for_what_is_not_drawn_is_asked_again_with_what_is() -> None:
-    """It may have got what it means to do without."""
+def test_a_fragment_that_can_do_without_a_parameter_waits_for_a_sample() -> None:
+    """Before that nobody knows whether it is drawn."""
 
     def build(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
         return {"row": fields["row"] + params.get("more", 7.0)}
 
     graph = drawing(build)
-    graph.build({})
+    with pytest.raises(NamesUnknown):
+        graph.build({})
     assert added(graph, amount=3) == [7.0] * 3
-    assert graph.builds == 2
-    assert added(graph, amount=4) == [7.0] * 3
-    assert graph.builds == 2
+    assert graph.builds == 1
     graph.close()
 
 

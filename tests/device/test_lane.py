@@ -192,7 +192,7 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
             assert not any(one.finished for one in issued)
         assert device.fetched == 0 and transfers.budget.held["samples"] > 0
         for one in issued:
-            for number, item in enumerate(outlet.settle(one)):
+            for number, item in enumerate(outlet.settle(one)[0]):
                 assert isinstance(item, Local)
                 for name, wanted in sample(number).items():
                     got = item.value[name]

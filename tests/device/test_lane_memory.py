@@ -10,9 +10,9 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.device.accelerator import is_out_of_memory
+from minato_gpu.device.executor import _PATIENCE, MicroBatchSize
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.loads import rows_bytes
-from minato_gpu.device.micro_batch_size import _PATIENCE, MicroBatchSize
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.lanes.store import Store

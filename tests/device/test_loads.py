@@ -16,7 +16,6 @@ import torch
 from minato_gpu.device.collated import ValueLoad
 from minato_gpu.device.copies import MOST
 from minato_gpu.device.loads import Load, rows_bytes
-from minato_gpu.device.staging import Download, Upload
 from tests.device.bench import ORDERS, ROWS, bench, layout
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 
@@ -106,32 +105,6 @@ def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
 
 
 # --- values that travel through pinned memory together, and whoever sends them does not wait --------------------
-
-
-@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
-def test_a_device_without_room_for_that_copies_them_one_by_one(order: Any) -> None:
-    device = FakeDevice(order, capacity=9 * 12)
-    with device.running(device.stream()):
-        tensors = Upload(device).bring([np.arange(3, dtype=np.int32)] * 6)
-        assert device.used > device.capacity // 2
-        download = Download(device, [*tensors, *tensors])
-        event = device.event()
-        event.synchronize()
-    assert all(value.tolist() == [0, 1, 2] for value in download.values()) and len(download.values()) == 12
-
-
-def test_no_more_is_under_way_than_may_be() -> None:
-    device = FakeDevice(LAZY_COPIES)
-    stream = device.stream()
-    with device.running(stream):
-        upload = Upload(device, ahead=100)
-        for _ in range(2):
-            upload.bring([np.zeros(50, np.uint8)])
-        assert stream.done == 0
-        upload.bring([np.zeros(50, np.uint8)])
-        assert stream.done == 1, "the first, and no more"
-        upload.bring([np.zeros(1000, np.uint8)])
-        assert stream.done == 3, "more than there may be: when it is alone"
 
 
 # --- where a device has no memory for a batch: what leaves it, what waits ------------------------------------------

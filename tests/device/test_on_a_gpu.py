@@ -17,7 +17,7 @@ from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Accelerator, is_out_of_memory
 from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.device.staging import Download, Upload
+from minato_gpu.device.staging import Download, upload
 from minato_gpu.device.values import to_numpy
 from minato_gpu.lab.parity import whole_tolerance
 from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
@@ -166,7 +166,7 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     assert executor.repeated == 6
     executor.run(given[:2])
     assert executor.repeated == 6
-    assert [one.builds for one in executor._segments] == [1], "DALI calls it no longer valid, and it works"
+    assert [graph.builds for graph in executor._graphs] == [1], "DALI calls it no longer valid, and it works"
     executor.close()
 
 
@@ -220,11 +220,10 @@ def test_nobody_waits_for_what_is_on_its_way() -> None:
     """Neither for what a torch stage is given, nor for what a ``collate_fn`` is to join, behind work of any length."""
     device = Accelerator(torch.device("cuda"))
     stream = device.stream()
-    upload = Upload(device)
     for late in (False, True):  # the first time memory is taken, which may wait for the device
         with held_up(device, stream) if late else nullcontext(), device.working(stream):
             values = [np.full((100 + n, 100), n, np.float32) for n in range(64)]
-            tensors = upload.bring(values)
+            tensors = upload(device, values)
             download, event = Download(device, tensors), device.event()
             assert not (late and event.query())
         event.synchronize()

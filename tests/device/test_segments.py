@@ -13,7 +13,6 @@ import torch
 
 from minato_gpu.device.executor import DeviceExecutor, segments
 from minato_gpu.device.functions import FunctionSegment
-from minato_gpu.device.staging import Upload
 from minato_gpu.device.values import to_numpy
 from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.pipeline.stages import Fields, Params
@@ -125,7 +124,7 @@ def test_a_gpus_torch_stage_does_not_wait_for_what_it_is_given() -> None:
     read = Stage("read", ("k",), writes, cpu=_same)
     stage = Stage("same", ("x", "n"), writes, cpu=_same, device=TorchFunction(_same))
     pipeline = Pipeline((read, stage), outputs=("x",), name="tests")
-    segment = FunctionSegment(pipeline, range(1, 2), device="cuda", upload=Upload(device))
+    segment = FunctionSegment(pipeline, range(1, 2), device="cuda", accelerator=device)
     batch = [{"x": np.full(2, number, np.float32), "n": np.int64(number)} for number in range(4)]
     stream = device.stream()
     with device.running(stream):
@@ -232,7 +231,7 @@ def test_a_sample_does_not_depend_on_its_micro_batch(
     for a, b, c in zip(together, alone, in_threes, strict=True):
         assert np.array_equal(image(a), image(b))
         assert np.array_equal(image(a), image(c))
-    assert executor.batches.repeated == 0
+    assert executor.repeated == 0
 
 
 def corrupt(fields: Fields, how: str) -> dict[str, Any]:
@@ -264,10 +263,10 @@ def test_a_broken_picture_is_alone_in_failing(
         if n != 3:
             assert np.abs(image(results[n]) - reference["image"]).max() <= GREY_LEVELS
     repeated = 7 if how == "cut off" else 8  # the others run again together, or, where none is named, each by itself
-    assert executor.batches.repeated == repeated
+    assert executor.repeated == repeated
     again = executor.run(items(pipeline, photographs, 2))
     assert all(not isinstance(result, StageError) for result in again)
-    assert executor.batches.repeated == repeated
+    assert executor.repeated == repeated
     assert executor.builds == 1
 
 
@@ -295,4 +294,4 @@ def test_a_sample_that_is_not_as_declared_never_enters_the_graph(
         raise results[0]
     assert results[0].origin.stage == stage
     assert all(not isinstance(result, StageError) for result in results[1:])
-    assert executor.batches.repeated == 0
+    assert executor.repeated == 0

@@ -120,14 +120,12 @@ class FakeDevice(FakeStreams, Accelerator):
         weakref.finalize(memory, self.pinned.pop, address)
         return torch.from_numpy(memory)
 
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """See Accelerator."""
-        self.copy_all([into], [source])
-
-    def copy_all(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    def copy(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """See Accelerator."""
         if not all(map(self._reaches, (*into, *sources))):
             self.waits("a copy of memory that is not pinned")
+        blocks = map(self._block, sources)
+        self.crossed += sum(block is not None and block.device is not self for block in blocks)
         if into:
             self._issue(Copy([self._raw(one) for one in into], [self._raw(source) for source in sources]))
 
@@ -137,11 +135,6 @@ class FakeDevice(FakeStreams, Accelerator):
         pinned = self.pinned.copy()  # other threads change it
         ours = any(a <= address and address + tensor.nbytes <= a + n for a, n in pinned.items())
         return ours or not tensor.nbytes or self._block(tensor) is not None
-
-    def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """See Accelerator."""
-        self.crossed += sum(not self.owns(source) for source in sources)
-        self._issue(Copy([self._raw(one) for one in into], [self._raw(source) for source in sources]))
 
     def adopt(self, value: Any) -> torch.Tensor:
         """See Accelerator: onto this device by work of the current stream, as what made it would be. What is
