@@ -86,7 +86,6 @@ class Accelerator:
         self.compute = str(self.device)  # "cuda:N", for executors
         self.uuid = str(torch.cuda.get_device_properties(index).uuid)  # NVML's, without "GPU-" or "MIG-"
         self._streams: dict[torch.device, torch.cuda.Stream] = {}  # for copies, by device
-        self._ranges = ranges()
 
     def enter(self) -> None:
         """Makes this device current in the calling thread. A new thread begins with device 0, on which libraries would
@@ -109,10 +108,7 @@ class Accelerator:
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device(self.device))
             stack.enter_context(stream)
-            if self._ranges is not None:
-                push, pop = self._ranges
-                push("minato_gpu: device stages")
-                stack.callback(pop)
+            stack.enter_context(torch.cuda.nvtx.range("minato_gpu: device stages"))
             if "cupy" in sys.modules:  # imported by an executor whose stages need it
                 cuda = sys.modules["cupy"].cuda
                 stack.enter_context(cuda.Device(self.device.index))
@@ -143,8 +139,9 @@ class Accelerator:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copies many tensors of one dtype between this device and the host's pinned memory or other devices; none may
-        change until an event after it has passed. One call per source device, which releases the interpreter lock.
+        """Copies many tensors between this device and the host's pinned memory or other devices; none may change until
+        an event after it has passed. One call per source device, which releases the interpreter lock; on devices
+        tensors of one dtype are copied together.
 
         Between devices torch copies on the source's current stream and makes both streams wait for each other. So a
         copy stream of that device is made current: never the stream on which it trains.
@@ -282,11 +279,6 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         following = following.__cause__ or following.__context__
     return False
-
-
-def ranges() -> tuple[Callable[[str], object], Callable[[], object]] | None:
-    """Returns functions that open and close an NVTX range, for profilers; None without a CUDA device."""
-    return (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop) if torch.cuda.is_available() else None
 
 
 def available(device: torch.device) -> bool:

@@ -19,11 +19,6 @@ WORTH = 16 << 10
 600 KB); a copy takes about 3 us."""
 
 
-def worth(nbytes: int) -> int:
-    """Returns the most copies that a batch of ``nbytes`` bytes is worth."""
-    return max(MOST, nbytes // WORTH)
-
-
 class CopyRange(NamedTuple):
     """A range of bytes to be copied from the host arena into the batch."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.device.accelerator import Accelerator, Event, HeldUntilPassed
-from minato_gpu.device.copies import MOST, CopyRange, plan, worth
+from minato_gpu.device.copies import MOST, WORTH, CopyRange, plan
 from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.slices import Slices
 from minato_gpu.memory.layout import Layout
@@ -149,11 +149,11 @@ class RowsLoad(Load):
         self._blocks: list[torch.Tensor] = []
 
     def issue(self, context: LoadContext) -> None:
-        """Issues at most ``copies.worth`` copies from the host; more ranges are gathered on the host first."""
+        """Issues as many copies from the host as the batch is worth; more ranges are gathered on the host first."""
         accelerator = context.accelerator
         self._blocks, self.keep = [], [self._on_device, self._slabs]
         slab = accelerator.empty(self._whole)
-        if not context.copy(slab, self._runs, worth(sum(run.nbytes for run in self._runs))):
+        if not context.copy(slab, self._runs, max(MOST, sum(run.nbytes for run in self._runs) // WORTH)):
             self._gather(context, slab)
         for made in {row.made for row in self._on_device}:
             assert made.event is not None

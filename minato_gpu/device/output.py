@@ -3,8 +3,8 @@
 A resident sample is a set of tensors together with the event after its micro-batch; fields that the host read made of
 it (labels, text) are written into its row on the host.
 
-Results without a row (of unlike shapes, for a ``collate_fn`` on the host) are copied to the host: all of a micro-batch
-in one copy into pinned memory, without waiting before the next micro-batch is issued.
+Results without a row (of unlike shapes, for a ``collate_fn`` on the host) are copied into pinned memory of the host,
+without waiting before the next micro-batch is issued.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class DeviceOutput:
         to_host, self._to_host = self._to_host, []
         if room.over_budget:
             to_host += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
-        download = self._download([tensor for _, _, tensor in to_host]) if to_host else None
+        download = Download(accelerator, [tensor for _, _, tensor in to_host]) if to_host else None
         end = accelerator.event(timed=accelerator.keeps_time)
         self._last_end = end if accelerator.keeps_time else None
         if placed:
@@ -274,26 +274,6 @@ class DeviceOutput:
             room.hand_on(download, sum(tensor.nbytes for _, _, tensor in to_host))
         targets = [(container, key) for container, key, _ in to_host]
         return Issued(items, placed, room.over_budget, download, targets, self._sample, self._begin, end)
-
-    def _download(self, tensors: Sequence[torch.Tensor]) -> Download:
-        """Starts the copy of tensors to the host. The device memory in which they are joined is taken from the budget
-        until the copy is issued."""
-        assert self._transfers is not None
-        budget, taken = self._transfers.budget, list[int]()
-
-        def has_room(nbytes: int) -> bool:
-            if budget.elastic:
-                budget.take("samples", nbytes)
-            elif not budget.take_some("samples", nbytes, 1):
-                return False
-            taken.append(nbytes)
-            return True
-
-        try:
-            return Download(self._transfers.accelerator, tensors, has_room)
-        finally:
-            for nbytes in taken:
-                budget.give("samples", nbytes)
 
     # --- once they are made ----------------------------------------------------------------------------------
 

@@ -63,12 +63,12 @@ class SampleRoom:
         if found < least:
             self.transfers.sweep()
             found += budget.take_some("samples", self.sample_bytes, count - found)
-        self.held = found * self.sample_bytes
         if found < least:
             self.over_budget = True
             budget.take("samples", (least - found) * self.sample_bytes)
-            self.held = least * self.sample_bytes
-        return max(least, found)
+        count = max(least, found)
+        self.held = count * self.sample_bytes
+        return count
 
     def give_back(self) -> None:
         """Frees what is reserved for samples that were not made or do not stay on the device."""

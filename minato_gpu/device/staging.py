@@ -1,20 +1,19 @@
-"""Copies values between host and device through pinned memory: few copies, none of which blocks the calling thread.
+"""Copies values between host and device through pinned memory, without blocking the calling thread.
 
 A copy from or to pageable memory blocks its thread until it has ended; ``torch.tensor(..., device=...)`` even waits for
 all earlier work of the stream. So ``upload`` joins a sample's arrays in pinned memory and copies them at once;
-``Download`` joins a micro-batch's tensors on the device and copies those at once.
+``Download`` copies a micro-batch's tensors into one piece of pinned memory, by one call that releases the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minato_gpu.device.accelerator import Accelerator, is_out_of_memory
-from minato_gpu.device.copies import MOST
+from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.layout import torch_dtype
 from minato_gpu.samples import Value
@@ -41,52 +40,19 @@ def upload(accelerator: Accelerator, arrays: Sequence[NDArray[Value]]) -> list[t
 
 
 class Download:
-    """Tensors of a device on their way to the host; the constructor issues the copies on the current stream.
+    """Tensors of a device on their way to pinned memory; the constructor issues the copies on the current stream."""
 
-    A few tensors are copied one by one; more are first joined on the device, if there is memory for that and
-    ``has_room(nbytes)`` agrees.
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        tensors: Sequence[torch.Tensor],
-        has_room: Callable[[int], bool] = lambda nbytes: True,
-    ) -> None:
-        self._tensors = tensors
-        self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
-        self._host = accelerator.host(total)
-        together = self._allocate_or_none(accelerator, total) if len(tensors) > MOST and has_room(total) else None
-        if together is None:
-            for into, tensor in zip(self._parts(self._host), tensors, strict=True):
-                accelerator.copy([into], [tensor])
-            return
-        by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for into, tensor in zip(self._parts(together), tensors, strict=True):
-            targets, sources = by_dtype.setdefault(tensor.dtype, ([], []))
-            targets.append(into)
-            sources.append(tensor)
-        for targets, sources in by_dtype.values():
-            accelerator.copy(targets, sources)
-        accelerator.copy([self._host], [together])
-
-    @staticmethod
-    def _allocate_or_none(accelerator: Accelerator, nbytes: int) -> torch.Tensor | None:
-        try:
-            return accelerator.empty(nbytes)
-        except Exception as error:
-            if is_out_of_memory(error):
-                return None
-            raise
-
-    def _parts(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the tensors' places in ``memory``."""
-        pairs = zip(self._places, self._tensors, strict=True)
-        return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
+    def __init__(self, accelerator: Accelerator, tensors: Sequence[torch.Tensor]) -> None:
+        places, total = side_by_side([tensor.nbytes for tensor in tensors])
+        host = accelerator.host(total)
+        pairs = zip(places, tensors, strict=True)
+        self._parts = [host[at : at + one.nbytes].view(one.dtype).view(one.shape) for at, one in pairs]
+        self._tensors = tensors  # they are kept until ``arrays``
+        accelerator.copy(self._parts, tensors)
 
     def values(self) -> list[NDArray[Value]]:
         """Returns the arrays as views of pinned memory. To be called after an event behind the copy has passed."""
-        return [part.numpy() for part in self._parts(self._host)]
+        return [part.numpy() for part in self._parts]
 
     def arrays(self) -> list[NDArray[Value]]:
         """Returns each array in memory of its own, and frees the source tensors."""

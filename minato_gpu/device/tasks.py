@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
@@ -39,7 +39,8 @@ class DeviceRun:
         """``first``: the split point of samples that were not handed over by a CPU worker."""
         self.task = task
         self.tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
-        self.splits = [_split(piece, at, first) for piece, at in self.tickets]
+        sources = [None if piece.sources is None else piece.sources[at] for piece, at in self.tickets]
+        self.splits = [one.stage if isinstance(one, Handed) else first for one in sources]
         self.parts: deque[Part] = deque()  # issued and not finished
         self.submitted: list[int] = []  # numbers of the tickets that the executor was given last
         self.items: list[Item] = [None] * len(self.tickets)  # references
@@ -93,21 +94,17 @@ class DeviceRun:
         )
 
 
-def _split(piece: Piece, at: int, first: int) -> int:
-    """Returns the split point at which ticket ``at`` of ``piece`` enters the device lane."""
-    source = None if piece.sources is None else piece.sources[at]
-    return source.stage if isinstance(source, Handed) else first
-
-
 class ReadTask(NamedTuple):
     """Fields of some samples of a task, ready for the executor."""
 
     task: Task
-    numbers: list[int]  # numbers of the tickets in the task
-    items: list[Item]  # for each number: its failure, else None
-    ready: list[int]  # indices into ``numbers`` of the samples that were read
-    given: list[ExecutorInput]  # their fields, for the executor
+    found: dict[int, ExecutorInput | Failure]  # by number of the ticket in the task; a failure: it could not be read
     scheduled: bool = False  # the executor has scheduled them
+
+    @property
+    def given(self) -> dict[int, ExecutorInput]:
+        """The samples that could be read, for the executor, by number."""
+        return {number: one for number, one in self.found.items() if not isinstance(one, Failure)}
 
 
 class TaskReader:
@@ -144,19 +141,19 @@ class TaskReader:
         parts = run.by_split()
         if len(parts) == 1:
             ((split, numbers),) = parts.items()
-            read = self._read(run, numbers)
-            self._ahead = read._replace(scheduled=self._executors[split].ahead(read.given))
+            read = self.read_now(run, numbers)
+            self._ahead = read._replace(scheduled=self._executors[split].ahead([*read.given.values()]))
 
     def read(self, run: DeviceRun, split: int, numbers: list[int]) -> ReadTask:
         """Returns the samples ``numbers`` of a task: as read ahead if it was exactly these, else read now."""
         read = self._ahead
         if read is None or read.task is not run.task:
-            return self._read(run, numbers)
+            return self.read_now(run, numbers)
         self._ahead = None
-        if read.numbers == numbers:
+        if [*read.found] == numbers:
             return read
         self._executors[split].forget()
-        return self._read(run, numbers)
+        return self.read_now(run, numbers)
 
     def forget(self) -> None:
         """Drops what was read and scheduled ahead."""
@@ -165,7 +162,7 @@ class TaskReader:
             with contextlib.suppress(Exception):
                 executor.forget()
 
-    def fields(self, piece: Piece, at: int, task: Task) -> ExecutorInput | Failure:
+    def _fields(self, piece: Piece, at: int, task: Task) -> ExecutorInput | Failure:
         """Returns a sample's fields with its seed or draws, or the failure that keeps it from being prepared."""
         source = None if piece.sources is None else piece.sources[at]
         assert source is not None
@@ -180,18 +177,9 @@ class TaskReader:
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return ticket_failure(task, piece, at, error, "device")
 
-    def _read(self, run: DeviceRun, numbers: list[int]) -> ReadTask:
-        items: list[Item] = [None] * len(numbers)
-        ready: list[int] = []
-        given: list[ExecutorInput] = []
-        for at, number in enumerate(numbers):
-            one = self.fields(*run.tickets[number], run.task)
-            if isinstance(one, Failure):
-                items[at] = one
-            else:
-                ready.append(at)
-                given.append(one)
-        return ReadTask(run.task, numbers, items, ready, given)
+    def read_now(self, run: DeviceRun, numbers: Iterable[int]) -> ReadTask:
+        """Returns the samples ``numbers`` of a task."""
+        return ReadTask(run.task, {number: self._fields(*run.tickets[number], run.task) for number in numbers})
 
 
 def ticket_seed(task: Task, piece: Piece, at: int) -> int:

@@ -301,12 +301,11 @@ class DeviceWork:
     def _prepare_on_cpu(self, run: DeviceRun, split: int, numbers: list[int]) -> list[Item]:
         """Prepares samples by their CPU implementations, because the device failed them all or has no memory for even
         one. Returns their references."""
-        found = [self._reader.fields(*run.tickets[number], run.task) for number in numbers]
-        self._current = run
-        run.submitted = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
-        pairs = zip(numbers, found, strict=True)
+        read = self._reader.read_now(run, numbers)
+        self._current, run.submitted = run, [*read.given]
         return [
-            one if isinstance(one, Failure) else self._prepare_one_on_cpu(run, split, n, one[0]) for n, one in pairs
+            one if isinstance(one, Failure) else self._prepare_one_on_cpu(run, split, number, one[0])
+            for number, one in read.found.items()
         ]
 
     def _settle(self, run: DeviceRun, part: Part) -> None:
@@ -343,23 +342,27 @@ class DeviceWork:
         an out-of-memory error, an error of the whole part, or BrokenDown when a graph cannot be built."""
         executor = self._executors[split]
         read = self._reader.read(run, split, numbers)
-        items, ready, given = read.items, read.ready, read.given
-        run.submitted = [numbers[at] for at in ready]
+        given = read.given
+        run.submitted = [*given]
         try:
-            self._build_rest(given)
+            self._build_rest([*given.values()])
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise BrokenDown(error) from error
         with self.outlet.working(behind=read.scheduled and run.typical):
-            results = executor.run(given, self.outlet.stream)
-            self._at.enter(samples=len(items))
-            tickets = [run.tickets[number] for number in run.submitted]
+            results = executor.run([*given.values()], self.outlet.stream)
+            self._at.enter(samples=len(numbers))
+            tickets = [run.tickets[number] for number in given]
             put = self.outlet.put_all(run.task, tickets, results, executor.made, self._at.each)
-            for at, one, result, item in zip(ready, given, results, put, strict=True):
-                items[at] = self._take(run, split, numbers[at], one[0], result) if item is None else item
+            made = {
+                number: self._take(run, split, number, fields, result) if item is None else item
+                for (number, (fields, _)), result, item in zip(given.items(), results, put, strict=True)
+            }
             self._at.pause()
-            return self.outlet.issued(items)
+            return self.outlet.issued(
+                [one if isinstance(one, Failure) else made[number] for number, one in read.found.items()]
+            )
 
     def _take(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value], result: Result) -> Item:
         """Stores what the device made of a sample; prepares the sample on the CPU where the device failed. Returns its

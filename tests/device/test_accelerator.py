@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -51,6 +51,7 @@ class Driver:
             spec = mock.create_autospec(getattr(torch.cuda, name), side_effect=function)
             monkeypatch.setattr(torch.cuda, name, spec)
         monkeypatch.setattr(torch.cuda, "device", self._on)
+        monkeypatch.setattr(torch.cuda.nvtx, "range", lambda message: nullcontext())
 
     def choose(self, device: Any) -> None:
         """As ``cudaSetDevice``, which makes a context."""

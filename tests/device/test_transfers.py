@@ -378,7 +378,7 @@ def test_a_real_device_reads_what_is_written_after_pinning() -> None:
         host[:] = value
         with device.running(device.stream()):
             target = device.empty(host.nbytes)
-            device.copy(target, torch.from_numpy(host))
+            device.copy([target], [torch.from_numpy(host)])
             device.event().synchronize()
         assert bool((target == value).all())
     pinned.close()
