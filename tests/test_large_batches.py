@@ -6,7 +6,7 @@ On the fake device the same at a small size, where copies are as late as events 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,9 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return device
     copy = Accelerator.copy
 
-    def slowly(self: Accelerator, into: torch.Tensor, source: torch.Tensor) -> None:
+    def slowly(self: Accelerator, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         torch.cuda._sleep(SLOW)
-        copy(self, into, source)
+        copy(self, into, sources)
 
     monkeypatch.setattr(Accelerator, "copy", slowly)
     return None
