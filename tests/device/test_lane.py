@@ -27,7 +27,6 @@ from minato_gpu.memory.layout import Layout
 from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, add, bench, pipeline
 from tests.lanes.harness import open_links, piece, task
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
-from tests.support.fake_streams import Copy
 from tests.support.leaks import leaks, take_snapshot
 from tests.support.waiting import wait_until
 

@@ -9,7 +9,6 @@ from collections import UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from minato_gpu.device.collated import ValueLoad
 from minato_gpu.device.copies import MOST
 from minato_gpu.device.loads import Load, rows_bytes
 from tests.device.bench import ORDERS, ROWS, bench, layout
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.fake_device import FakeDevice, Order
 
 
 def detections(count: int) -> dict[str, Any]:
