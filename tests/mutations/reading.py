@@ -27,8 +27,8 @@ FAULTS = (
     Fault(
         "a file that does not come holds up all others",
         "sources/files.py",
-        "min(self._under_way, _MOST_THREADS)",
-        "min(self._under_way, 1)",
+        "                self._loop.call_soon_threadsafe(self._add_thread)\n",
+        "",
         ("sources/test_files.py",),
     ),
     Fault(

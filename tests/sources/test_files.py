@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,6 @@ from minato_gpu import Source
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.files import Ended, FileReads
-from tests.sources.test_peers import in_a_loop
 from tests.support.leaks import open_links
 
 COUNT, NBYTES = 20, 5000
@@ -28,6 +29,14 @@ def sources(tmp_path: Path) -> list[Source]:
         path.write_bytes(os.urandom(NBYTES + number))
         found.append(Source(str(path)))
     return found
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 @dataclass
@@ -96,6 +105,8 @@ async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) ->
         path.unlink()
         os.mkfifo(path)
     async with Reads() as reads:
+        reads.pool.submit(8, sources[8])
+        await reads.told(1)  # a small file: from now on one thread reads several together
         found = await reads.all(sources, less=len(pipes))
         assert not set(found) & set(pipes)
         for number in pipes:
