@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage, suggest_writes
 from minato_gpu.pipeline.stages import DaliFragment, Fields, Params, Tolerance, canonical
 from minato_gpu.samples import StageError
 
@@ -90,7 +90,6 @@ class TestDefinition:
                 "tolerance is keyed by 'cpu' or 'cuda', got 'gpu'",
             ),
             (lambda: Pipeline((stage(), stage()), outputs=("x",)), ValueError, "two stages are called 'double'"),
-            (lambda: Pipeline((stage(writes={}),), outputs=("x",)), ValueError, "'double' does not declare what it"),
             (lambda: Pipeline((stage(),), outputs=()), ValueError, "at least one field"),
             (lambda: Pipeline((stage(),), outputs=cast(Any, "x")), TypeError, "sequence of names"),
             (lambda: Pipeline((stage(),), outputs=("x",), inputs={}), ValueError, "stage 'double' reads field 'x'"),
@@ -112,6 +111,38 @@ class TestDefinition:
         drawing = stage("drawing", draw=draw_shift, meta=("width",))
         with pytest.raises(ValueError, match=r"'drawing' draws from 'width'.*stage 'late' writes"):
             Pipeline((late, drawing), outputs=("x",))
+
+
+class TestUndeclaredWrites:
+    def test_they_are_refused_with_the_way_to_be_shown_them(self) -> None:
+        stages = tuple(dataclasses.replace(stage, writes={}) for stage in three_stages().stages)
+        with pytest.raises(ValueError, match=r"stage 'read' does not declare what it writes; .*suggest_writes"):
+            Pipeline(stages, outputs=("x",))
+        assert suggest_writes(stages, [{"path": "4"}]).splitlines() == [
+            'read: writes={"x": Field(np.float32), "width": Field(np.int32)},',
+            'double: writes={"x": Field(np.float32)},',
+            'shift: writes={"x": Field(np.float32), "steps": Field(np.int32)},',
+        ]
+
+    def test_a_size_in_which_samples_differ_is_left_open(self) -> None:
+        def write(fields: Fields, params: Params) -> Fields:
+            rows = fields["x"]
+            return {
+                "image": np.zeros((rows, 3), np.uint8),
+                "text": "a",
+                "share": 0.5,
+                "mixed": rows if rows > 1 else 0.5,
+            }
+
+        shown = suggest_writes([stage("a", writes={}, cpu=write), stage("b")], [{"x": 1}, {"x": 2}])
+        assert shown == (
+            'a: writes={"image": Field(np.uint8, (None, 3)), "text": Field(object), "share": Field(np.float64), '
+            '"mixed": Field(object)},'
+        )
+
+    def test_a_stage_that_fails_is_named(self) -> None:
+        with pytest.raises(StageError, match="stage 'double' failed: KeyError: 'x'"):
+            suggest_writes([stage(writes={})], [{}])
 
 
 class TestRun:

@@ -30,7 +30,7 @@ import numpy as np
 
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline, UndeclaredWrites, suggest_writes
 from minato_gpu.pipeline.stages import Field, Fields, Tolerance
 from minato_gpu.samples import JSON, StageError, Value, sample_seed
 from minato_gpu.util.messages import from_extra
@@ -132,7 +132,7 @@ def _member(module: ModuleType, name: str) -> Any:
 
 def _check_directory(module: ModuleType, directory: str, device: str) -> ParityReport:
     data = _member(module, "dataset")(directory)
-    return check_data(_member(module, "pipeline")(), data, device)
+    return check_data(_pipeline(module, data), data, device)
 
 
 def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityReport:
@@ -152,6 +152,23 @@ def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityRe
         raise ValueError(f"there is no usable sample to compare on; the first of {len(chosen)}: {skipped[0]}")
     results = check(pipeline, usable, device=device, draws=DRAWS)
     return ParityReport([{**asdict(result), "passed": result.passed} for result in results], skipped)
+
+
+def _pipeline(module: ModuleType, data: Value) -> Pipeline:
+    """Returns the module's pipeline.
+
+    Raises ValueError, which shows what to declare, if a stage does not declare what it writes.
+    """
+    try:
+        pipeline: Pipeline = _member(module, "pipeline")()
+    except UndeclaredWrites as error:
+        samples = [data[index] for index in range(min(len(data), MAX_BATCH))]
+        suggested = suggest_writes(error.stages, samples)
+        raise ValueError(
+            f"these stages do not declare what they write; of the first {len(samples)} samples they wrote (None: a "
+            f"size that differs; check that the others never do):\n{suggested}"
+        ) from error
+    return pipeline
 
 
 def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu", draws: int = 1) -> list[StageParity]:

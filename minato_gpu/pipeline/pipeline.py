@@ -12,6 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 
+import numpy as np
+
 from minato_gpu.pipeline.stages import (
     CpuFunction,
     CupyFunction,
@@ -28,7 +30,7 @@ from minato_gpu.pipeline.stages import (
     check_values,
     names_in,
 )
-from minato_gpu.samples import Origin, StageError, Value, add_note, stream
+from minato_gpu.samples import Origin, StageError, Value, add_note, sample_seed, stream
 from minato_gpu.util.cached_property import cached_property
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "Stage",
     "Tolerance",
     "TorchFunction",
+    "UndeclaredWrites",
+    "suggest_writes",
 ]
 
 
@@ -273,6 +277,63 @@ class Pipeline:
         return self.live(0)
 
 
+class UndeclaredWrites(ValueError):
+    """A stage does not declare what it writes. ``stages`` are all stages of its pipeline."""
+
+    def __init__(self, name: str, stages: Sequence[Stage]) -> None:
+        super().__init__(
+            f"stage {name!r} does not declare what it writes; `minato-gpu check` on its module, or "
+            "minato_gpu.pipeline.pipeline.suggest_writes(stages, samples), shows what to declare"
+        )
+        self.stages = stages
+
+
+def suggest_writes(stages: Sequence[Stage], samples: Iterable[Fields]) -> str:
+    """Shows what stages without ``writes`` should declare, by running all stages on some samples on the CPU.
+
+    Args:
+        stages: of a pipeline, in order.
+        samples: some items of the data set, as different as they come: a size in which they agree is taken to be fixed.
+
+    Returns:
+        Text to paste, a line for each such stage, with None for sizes that differ among the samples.
+
+    Raises:
+        StageError: a stage failed.
+    """
+    found: dict[str, dict[str, list[Value]]] = {stage.name: {} for stage in stages if not stage.writes}
+    for index, sample in enumerate(samples):
+        known = dict(sample)
+        for number, stage in enumerate(stages):
+            try:
+                params = _drawn(stage, number, known, sample_seed(0, 0, index))
+                written = dict(stage.cpu({name: known[name] for name in stage.reads}, params))
+            except Exception as error:
+                raise stage_error(stage.name, "cpu", known, error) from error
+            known |= written
+            for name, value in written.items() if stage.name in found else ():
+                found[stage.name].setdefault(name, []).append(value)
+    lines = []
+    for name, fields in found.items():
+        declared = ", ".join(f'"{field}": {_declaration(values)}' for field, values in fields.items())
+        lines.append(f"{name}: writes={{{declared}}},")
+    return "\n".join(lines)
+
+
+def _declaration(values: Sequence[Value]) -> str:
+    """Returns the Python text of a Field that fits all of these values."""
+    if not all(isinstance(value, (np.ndarray, np.generic, bool, int, float)) for value in values):
+        return "Field(object)"
+    arrays = [np.asarray(value) for value in values]
+    kinds = {(array.dtype, array.ndim) for array in arrays}
+    dtype = arrays[0].dtype
+    if len(kinds) > 1 or dtype.kind not in "biufc" or not dtype.isnative:
+        return "Field(object)"
+    sizes = map(set, zip(*(array.shape for array in arrays), strict=True))
+    shape = tuple(size.pop() if len(size) == 1 else None for size in sizes)
+    return f"Field(np.{dtype.name}, {shape})" if shape else f"Field(np.{dtype.name})"
+
+
 def _drawn(stage: Stage, number: int, fields: Fields, seed: int) -> Params:
     if stage.draw is None:
         return {}
@@ -337,10 +398,7 @@ def _check_stages(stages: Sequence[Stage]) -> None:
             raise ValueError(f"two stages are called {stage.name!r}")
         names.add(stage.name)
         if not stage.writes:
-            raise ValueError(
-                f"stage {stage.name!r} does not declare what it writes: name each field with its dtype and shape, such "
-                'as writes={"image": Field(np.uint8, (None, None, 3)), "text": Field(object)}'
-            )
+            raise UndeclaredWrites(stage.name, stages)
 
 
 def _check_flow(stages: Sequence[Stage], inputs: Mapping[str, Field], outputs: Sequence[str]) -> None:

@@ -226,7 +226,8 @@ class Stage:
     Args:
         name: unique in its pipeline.
         reads: names of the fields it uses.
-        writes: the fields it makes, one at least.
+        writes: the fields it makes. A pipeline refuses a stage that declares none, ``{}``, and says how to be shown
+            what to declare.
         cpu: ``cpu(fields, params)`` gets the fields of ``reads`` and the drawn parameters, and returns exactly the
             written fields; it must not change its inputs in place. What it draws from the global generators of random,
             NumPy and torch repeats on worker processes alone: use ``draw`` elsewhere.
