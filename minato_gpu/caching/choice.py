@@ -1,10 +1,10 @@
 """Chooses a tier's policy, and how many epochs it looks ahead.
 
-Of ``shards`` hosts that each read a random share of every epoch, a host reads a key again after k epochs with the
-probability h_k = (1/n)(1 - 1/n)^(k-1). To be hit then, it must be kept for k epochs. A cache that holds the share c of
-the set has room for c n of a host's epochs, so hits are worth their room from the shortest wait on, until the sum of k
-h_k reaches c n. Which hits those are can be told by looking as many epochs ahead as the longest of them waits, and
-looking farther changes nothing (simulated: ``python -m benchmarks.caches``).
+Each of n = ``shards`` hosts reads a random share of every epoch, and a key again after k epochs with the probability
+h_k = (1/n)(1 - 1/n)^(k-1). To be hit then, it must be kept for k epochs. A cache that holds the share c of the set has
+room for c n of a host's epochs, so hits are worth their room from the shortest wait on, until the sum of k h_k reaches
+c n. A policy recognises these hits if it looks as far ahead as the longest of their waits; looking farther changes
+nothing (simulated: ``python -m benchmarks.caches``).
 
 Of keys that are drawn with replacement, 86 in 100 come again within two mean intervals.
 """
@@ -34,9 +34,8 @@ class Choice:
 def choose(*, shards: float, share: float, known: bool, once: bool) -> Choice:
     """Returns the policy of a tier that holds a ``share`` of the set's bytes.
 
-    ``shards``: among how many directories an epoch is shared out (ranks on one directory are one reader), or of how
-    many items it reads one. ``known``: the orders of epochs to come can be drawn. ``once``: no key comes twice in an
-    epoch.
+    ``shards``: an epoch reads one in so many items of the set, for example because ranks share it out. ``known``: the
+    orders of epochs to come can be drawn. ``once``: no key comes twice in an epoch.
     """
     if share >= 1:
         return Choice("minio", 0, "minio: there is room for the whole set")
@@ -56,8 +55,8 @@ def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
     """Returns how many epochs after the current one suffice for next-use.
 
     ``once``: no key comes twice in an epoch. At most 4 times ``shards``, so that the tables hold at most 4 positions
-    for each key of the set, 32 bytes; and at most 100, since so many orders are drawn at the beginning. Each epoch then
-    one more is, however far the look-ahead.
+    for each key of the set, 32 bytes; and at most 100, since so many orders are drawn at the beginning. Each
+    later epoch draws one more order only, however far the look-ahead.
     """
     if not once:
         return min(ceil(_INTERVALS * shards), _EPOCHS)

@@ -1,4 +1,4 @@
-"""The form of a saved state: plain data (dicts, lists, strings, whole numbers, booleans, None), and its checks.
+"""The form of a saved state: plain data (dicts, lists, tuples, strings, numbers, booleans, None), and its checks.
 
 A state may come from an untrusted file, so it holds no pickle, and nothing in it is used before it has been checked.
 What a user's own sampler or data set put into its state is handed to that alone, unchecked.
@@ -20,7 +20,7 @@ from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.packing import packed
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 6
-MOST_ABOVE = 1 << 20  # bytes of bits of positions above the line: eight million samples, more than any window holds
+MOST_ABOVE = 1 << 20  # bytes of the bit map of delivered positions: eight million samples, more than a window holds
 _LARGEST = (1 << 63) - 1
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
@@ -146,7 +146,7 @@ def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON
 
 
 def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
-    """Returns a dict. Raises ValueError."""
+    """Returns ``data[name]``, a mapping. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, Mapping):
         raise ValueError(f"state: {name!r} must be a dict, got {quoted(value)}")
@@ -154,7 +154,7 @@ def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
 
 
 def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
-    """Returns a list. Raises ValueError."""
+    """Returns ``data[name]``, a list or a tuple, as a list. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"state: {name!r} must be a list, got {quoted(value)}")
@@ -162,7 +162,7 @@ def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
 
 
 def unpacked(data: Mapping[str, JSON], name: str) -> bytes:
-    """Returns the bytes of a string. Raises ValueError."""
+    """Returns the bytes that the base64 string ``data[name]`` encodes. Raises ValueError."""
     value = data.get(name)
     try:
         if isinstance(value, str):
@@ -176,7 +176,7 @@ def unpacked(data: Mapping[str, JSON], name: str) -> bytes:
 
 
 def plain_batch(keys: list[Key]) -> tuple[JSON, ...]:
-    """Returns ``plain_key`` of the keys of a batch, which no state may change."""
+    """Returns the keys of a batch as plain data, in a tuple: states that share it cannot change it."""
     return tuple(keys) if _AS_THEY_ARE.issuperset(map(type, keys)) else tuple(map(plain_key, keys))
 
 
@@ -188,11 +188,11 @@ def batches_of(data: Mapping[str, JSON]) -> list[list[Key]]:
     return batches
 
 
-def plain_key(key: Key) -> JSON:
+def plain_key(key: Key, depth: int = 0) -> JSON:
     """Returns a data set's key as plain data: a number or a string as it is, another as a tuple of a word and the rest.
 
-    NumPy's numbers are stored with their dtype. Other numbers and strings of classes that are not Python's own become
-    those, of the same ``key_digest``. Raises ValueError for a key that cannot be stored.
+    NumPy's numbers are stored with their dtype. Subclasses of ``int`` and ``str`` are stored as plain ones, with the
+    same ``key_digest``. Raises ValueError for a key that cannot be stored, such as one nested deeper than 8 levels.
     """
     if isinstance(key, np.generic):
         if key.dtype.name in _NUMPYS:
@@ -208,16 +208,17 @@ def plain_key(key: Key) -> JSON:
         return ("none",)
     if isinstance(key, bytes):
         return "bytes", packed(key)
-    if type(key) in (tuple, list):
-        return type(key).__name__, *map(plain_key, key)
+    if type(key) in (tuple, list) and depth < _DEPTH:
+        return type(key).__name__, *(plain_key(each, depth + 1) for each in key)
     raise ValueError(
         f"the sampler's order cannot be stored: key {quoted(key)} is a {type(key).__name__}, and only numbers, "
-        "strings, bytes, tuples and lists can be. Let the sampler yield such keys (indices of a list of others, say)"
+        f"strings, bytes, and tuples and lists of these can be, {_DEPTH} deep at most. Let the sampler yield such keys "
+        "(indices of a list of others, say)"
     )
 
 
 def key_of(plain: JSON, depth: int = 0) -> Key:
-    """Returns the key that ``plain_key`` made plain. Raises ValueError for anything else."""
+    """Returns the key that ``plain_key`` made plain. Raises ValueError for anything else, and for deeper nesting."""
     if plain is None or isinstance(plain, (bool, int, float, str)):
         return plain
     if isinstance(plain, (list, tuple)) and plain and depth < _DEPTH:

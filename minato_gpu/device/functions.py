@@ -76,7 +76,7 @@ class FunctionSegment(Segment):
         return importlib.import_module("numpy" if self._device == "cpu" else "cupy")
 
     def _uploaded(self, fields: Mapping[str, Value]) -> dict[str, Value]:
-        """Uploads the input arrays of torch stages; returns them by field name. CuPy functions upload their own."""
+        """Uploads the input arrays of torch stages; returns them by field name. CuPy stages' arrays: ``_adopt``."""
         if self._device == "cpu" or isinstance(self._members[0].device, CupyFunction):
             return {}
         names = [name for name in self._reads if isinstance(fields.get(name), (np.ndarray, np.generic))]

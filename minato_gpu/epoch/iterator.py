@@ -74,7 +74,7 @@ class EngineIterator(EpochIterator):
         # PyTorch draws a seed when persistent workers start, not for every epoch
         super().__init__(loader, session.base_seed if knows_seed else None)
         if self._shared_seed is not None and not (resumption is not None and resumption.begun):
-            # PyTorch draws a data pipe's for every epoch, and once more when workers start
+            # PyTorch draws a data pipe's shared seed for every epoch, and a second one when workers start
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         follows = keeps and loader.persistent_workers and knows_seed
         workers = (session.base_seed, session.first_epoch) if follows else None
@@ -158,7 +158,7 @@ class EngineIterator(EpochIterator):
         if loader.persistent_workers:
             seed = sample_seed(session.base_seed, number - session.first_epoch, "epoch")
         epoch = EpochBatches(loader, number, seed, Order(ahead))
-        session.speculates = False  # should the sampler raise: the next epoch then begins when it does
+        session.speculates = False  # should the sampler raise, nothing is prepared early
         self._engine.prefetch(epoch)
         session.speculates, session.ahead = True, (epoch, ahead)
         session.prepared += 1

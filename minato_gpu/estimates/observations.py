@@ -13,7 +13,7 @@ from minato_gpu.window.assembly import Assembly
 def observe(
     lane: Lane, chunk: m.Chunk, spans: tuple[TicketSpan, ...], report: Report, to: Estimator, of: Assembly
 ) -> None:
-    """Learns from samples ``spans`` of a chunk that this lane has prepared. Times of other cores teach nothing."""
+    """Learns costs from the samples ``spans`` of a chunk. Times measured on another machine are ignored."""
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return

@@ -34,7 +34,10 @@ Put = Callable[[int, Value], Item]
 
 
 class Placement:
-    """Puts a worker's samples and batches into ``store``. ``who``: the worker, for errors. ``seeder``: of a process."""
+    """Puts a worker's samples and batches into ``store``. ``who``: the worker, for errors.
+
+    ``seeder`` seeds the global generators of a worker process; None in a worker thread.
+    """
 
     def __init__(self, job: Job, store: Store, who: str, seeder: Seeder | None = None) -> None:
         self._job = job
@@ -54,7 +57,7 @@ class Placement:
         if piece.slab >= 0 and task.layout:
             layout, first = store.layout(task.layout), piece.row
             views = store.views(piece.slab, piece.rows, task.layout)
-            if layout.stacks and not task.credit:  # whose bytes are counted sample by sample
+            if layout.stacks and not task.credit:  # a task with a credit counts bytes after each sample
                 return self._stacker(task, piece, progress, layout, views)
             write = layout.writer(views)
 
@@ -86,7 +89,7 @@ class Placement:
             if not kept:
                 return
             row = first + kept[0][1]
-            together = kept[-1][1] - kept[0][1] == len(kept) - 1  # without those that have failed
+            together = kept[-1][1] - kept[0][1] == len(kept) - 1  # none in between has failed, so rows are consecutive
             if not (together and layout.write_rows(views, row, [value for _, _, value in kept])):
                 for number, at, value in kept:
                     try:
@@ -170,7 +173,7 @@ class Placement:
                 del left[at]
 
     def _blames_samples(self, item: Item) -> bool:
-        """Returns whether a sample may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
+        """Returns whether a sample may be to blame for a failure: not where a user's own ``collate_fn`` raised."""
         if not isinstance(item, Failure) or item.origin is None:
             return False
         return item.origin.stage == "send" or (self._job.skips and self._sends_all)
@@ -188,7 +191,7 @@ class Placement:
     def joined(self, samples: list[Value], task: Task, piece: Piece) -> Stored | Failure:
         """Returns what the ``collate_fn`` makes of these samples of the piece.
 
-        What it draws is the batch's own: whoever joins it, and whatever that worker did before.
+        In worker processes a user's own ``collate_fn`` draws the same numbers whichever worker joins the batch.
         """
         stage, hint = "collate", ""
         if self.own_collate and self._seeder is not None:

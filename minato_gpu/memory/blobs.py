@@ -1,12 +1,12 @@
 """Any Python object in shared memory: pickled, with its arrays and tensors stored beside it and not copied again.
 
 Protocol 5 pickles hand out the bytes of large objects as buffers (PEP 574). A blob is the pickle followed by those
-buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself. Buffers that are
-in shared memory already (*parts*) stay where they are.
+buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself. Buffers that are in
+shared memory already (*parts*) stay where they are.
 
-Plain CPU tensors travel the same way as arrays; everything else travels as ``torch.multiprocessing`` would send it.
-Both keep the order in which their elements are stored in memory: a sum depends on it in its last bits, and the speed of
-a model on channels last.
+Bytes of CPU tensors and storages become buffers, as those of arrays do; most else travels as ``torch.multiprocessing``
+would send it. Arrays and tensors keep the order in which their elements are stored in memory: a sum depends on it in
+its last bits, and the speed of a model on channels last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minato_gpu.samples import Value
 
 _HEAD = struct.Struct("<qq")
 _ALIGN = 64
-_NUMBERS = "biuf"  # kinds of NumPy's types that buffers and Python's numbers know as they are
+_NUMBERS = "biuf"  # dtype kinds that the buffer protocol and Python's own numbers can represent
 
 
 class BlobPickler(ForkingPickler):
@@ -79,7 +79,7 @@ class BlobPickler(ForkingPickler):
         other view takes its own elements only: a sample is often a small view of a whole data set.
         """
         storage = obj.untyped_storage()
-        key = storage._cdata if storage.data_ptr() else 0  # two may begin where one array does
+        key = storage._cdata if storage.data_ptr() else 0  # not the address alone: two storages of one array share it
         whole = obj.is_contiguous() and obj.numel() * obj.element_size() == storage.nbytes()
         if not whole and key in self._bases and key:
             return self._bases[key], obj.stride(), int(obj.storage_offset())

@@ -29,7 +29,7 @@ class LoaderCollector(Collector):
         self._lock = threading.Lock()
 
     def collect(self) -> Iterable[Family]:
-        """Yields every metric, for ``prometheus_client``."""
+        """Returns the metrics that have values, for ``prometheus_client``."""
         counting = {
             name: CounterMetricFamily(f"minato_{name}", metric.text, labels=["loader", *metric.labels])
             for name, metric in COUNTERS.items()

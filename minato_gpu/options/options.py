@@ -39,7 +39,7 @@ _LONGEST_NAME = 64
 _NEEDS_WORKERS = {
     "on_worker_death": "it replaces workers",
     "hang_timeout": "it watches workers",
-    "max_workers": "it is how many workers there may be beyond num_workers",
+    "max_workers": "it is the most workers that there may be",
     "share": "it is the process that reads ahead for workers",
     "cache": "copies are kept by the process that reads ahead",
     "cluster": "workers of this host join batches beside those of other machines",
@@ -143,7 +143,7 @@ def _at_least(name: str, value: Value, advice: str, least: int = 1) -> None:
 
 
 def _check_kind(loader: Arguments) -> None:
-    """Raises ValueError for an argument that needs workers, or a map-style data set, where the loader has none."""
+    """Raises ValueError for a given argument that needs workers, or a map-style data set, if the loader lacks them."""
     given = [name for name in _NEEDS_WORKERS | _NOT_FOR_STREAMS if getattr(loader, name) not in (None, False, RAISE)]
     for name in given:
         if loader.num_workers == 0 and name in _NEEDS_WORKERS:

@@ -41,8 +41,8 @@ class PreparedSample(NamedTuple):
     outputs: Fields
     kept: Kept | None  # copies; None where a field cannot be kept
     saved_s: float  # seconds that kept fields save
-    prepare_s: float  # of so many in all
-    why_not: str = ""  # nothing is kept, in words
+    prepare_s: float  # seconds that preparing the sample took in all
+    why_not: str = ""  # why nothing is kept, in words; "" otherwise
 
 
 class KeepableFields:
@@ -62,7 +62,7 @@ class KeepableFields:
         return bool(self._names or self._parts)
 
     def _look(self) -> None:
-        writer: dict[str, int] = {}  # of each field as it stands, but for those that the data set gives
+        writer: dict[str, int] = {}  # stage that last wrote each field; fields of the data set alone are not in it
         wanted: dict[int, set[str]] = {}
         given: set[str] = set()
 
@@ -75,7 +75,7 @@ class KeepableFields:
                     wanted.setdefault(writer[name], set()).add(name)
 
         for number, stage in enumerate(self._pipeline.stages):
-            early: tuple[str, ...] = ()  # what is read for what may be kept
+            early: tuple[str, ...] = ()  # fields read only to make what may be kept
             if stage.draw is None and fixed(stage.reads):
                 self._fixed.add(number)
                 early = stage.reads
@@ -83,7 +83,7 @@ class KeepableFields:
                 self._parts[number] = stage.keep
                 early = stage.keep.reads
             given.update(name for name in early if name not in writer)
-            want({*stage.reads}.difference(early).union(stage.meta))  # read whatever is kept
+            want({*stage.reads}.difference(early).union(stage.meta))  # these are read where kept fields are used, too
             writer.update(dict.fromkeys(stage.writes, number))
         want(self._pipeline.outputs)
         self._names = {number: tuple(sorted(names)) for number, names in wanted.items()}
@@ -125,8 +125,8 @@ class KeepableFields:
     ) -> PreparedSample:
         """Prepares the sample and copies its fields that can be kept.
 
-        ``drew`` returns whether a global generator has been drawn from since ``before_stage``: what depends on that is
-        not kept.
+        ``drew`` returns whether a global generator has been drawn from since ``before_stage``: then nothing of the
+        sample is kept.
         """
         pipeline, kept = self._pipeline, dict[int, Copied]()
         begin, saved_s, more_s = perf_counter(), 0.0, 0.0
@@ -200,7 +200,7 @@ def _copied(fields: Fields) -> Copied:
 
 
 def _copy(value: Value) -> Value:
-    """Returns a contiguous, writable copy of an array or a tensor with memory of its own.
+    """Returns a writable copy, with memory of its own, of an array or a tensor, also of those in dicts and lists.
 
     Raises TypeError for arrays and tensors of a subclass, of objects, on a device, or that require grad. Objects of
     other classes are copied as their own code does it, with the arrays in them.

@@ -1,12 +1,14 @@
 """Draws the orders of epochs to come for caches, as far as that has no side effects.
 
-What is sent to the reader process draws the orders there, so that no generator of the training process moves: torch's
-``DistributedSampler`` from its seed, for every rank; others of torch's samplers from a copy of the generator that they
-draw from. Drawing from a sampler of another class ahead of time might move generators, or wait for other ranks.
+What is sent to the reader process draws the orders there, so that no generator of the training process moves: this
+rank's order of torch's ``DistributedSampler`` from the sampler's seed; others of torch's samplers from a copy of the
+generator that they draw from. Drawing from a sampler of another class ahead of time might move generators, or wait for
+other ranks.
 
-A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when. Of the
-global generator others may draw in between, a model's dropout for one. A wrong order is drawn by the same weights, and
-keeps what comes often; it has as many hits as knowing nothing, or more (simulated: ``python -m benchmarks.caches``).
+A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when. Others,
+such as a model's dropout, may draw from the global generator in between; then the guess is wrong. A wrong order is
+drawn by the same weights, and keeps what comes often; it has as many hits as knowing nothing, or more (simulated:
+``python -m benchmarks.caches``).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _DRAWN = (RandomSampler, WeightedRandomSampler)
 
 
 class LookAhead:
-    """Describes each epoch that begins to the reader process.
+    """Returns, for each epoch that begins, the description that the reader process gets.
 
     No orders are sent of a sampler that yields each key once in an epoch, or any fixed number of times: whatever is
     kept is hit every time, so that knowing the order gains nothing. Nor are orders in which keys may repeat, unless
@@ -145,11 +147,11 @@ class DrawnOrders:
         self.first = first
         self._seeds, self._owns = seeds, sampler.generator is not None
         self._bare = pickle.dumps(_bare(sampler), 5)
-        # just before the orders of epochs are drawn, as far as they have been, and that of the next
+        # generator's state before each epoch's order: of epochs drawn so far, and of the next
         self._states = {first: _after_seed(state) if seeds and early else state}
 
     def order(self, epoch: int) -> Integers | None:
-        """Returns the epoch's keys. Orders that are asked for one after the other are drawn once."""
+        """Returns the epoch's keys; None for an epoch before ``first``. Orders asked for in turn are drawn once."""
         if epoch < self.first:
             return None
         for each in range(max(self._states), epoch):

@@ -1,8 +1,9 @@
 """``WorkerCount``: adapts the number of workers at work between two limits. Pure; the caller tells the time.
 
-More workers are tried while the consumer waits for preparation and every worker is busy, whatever the cause. Whether
-cores are free, and what more workers take from the training process, is found by trial: a step up that brings less than
-a quarter of the ideal gain is reverted, and tried again later. Workers that have been idle for a while are rested.
+More workers are tried while the consumer waits for preparation or slow samples, and at most a tenth of the workers is
+idle. Whether cores are free, and what more workers take from the training process, is found by trial: a step up that
+brings less than a quarter of the ideal gain is reverted, and tried again later. Workers that have been idle for a while
+are rested.
 
 MinatoLoader (EuroSys 2026) adapts its workers by the fill of a queue and the processor's load. Rejected here: both show
 that something is short, and neither that more workers would help.

@@ -150,7 +150,7 @@ class Assembly:
         item = stored.get(first)
         if self._items or not isinstance(item, (Blob, Local)) or not item.collated:
             return False
-        del stored[first]  # it is the batch's, and its place may go on
+        del stored[first]  # the batch owns it now: its place, which may stay in the window, must not free it
         self.taken(batch.spans)
         self._came(batch, item)
         return True
@@ -181,7 +181,7 @@ class Assembly:
     def stored(self, spans: tuple[TicketSpan, ...]) -> list[StoredSample]:
         """Returns where each sample of a batch is stored, for the job that joins them.
 
-        Raises what keeps a device from giving them up.
+        Raises the error if samples cannot be copied from a device to the host.
         """
         if self.loading is not None:
             self.samples.bring_to_host(self.window.parts(spans))
@@ -335,7 +335,7 @@ class Assembly:
         return item
 
     def _drop(self, spans: tuple[TicketSpan, ...]) -> None:
-        """Frees the stored samples of a batch that has been joined or has failed, or that are left out of it."""
+        """Frees the stored samples of a batch that has failed, or those that are left out of a batch."""
         for serial in tickets(spans):
             self.holdings.release(self.window.at(serial).items.pop(serial, None))
         self.taken(spans)

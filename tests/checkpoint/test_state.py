@@ -223,6 +223,15 @@ def test_keys_of_other_classes(key: Any) -> None:
     assert not isinstance(key, tuple) or [*map(type, back)] == [*map(type, key)]
 
 
+def test_a_key_that_could_not_be_loaded_is_not_stored() -> None:
+    key: Any = 1
+    for _ in range(8):
+        key = (key,)
+    assert s.key_of(s.plain_key(key)) == key
+    with pytest.raises(ValueError, match="8 deep at most"):
+        s.plain_key([key])
+
+
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 2), (1, 0)])
 def test_a_state_may_be_asked_for_while_batches_are_delivered(
     monkeypatch: pytest.MonkeyPatch, workers: int, ahead: int

@@ -49,7 +49,7 @@ class TimeBox:
 
 
 def most_batches(length: int | None) -> int | None:
-    """Returns the most batches of one phase, so that the four phases that need the script fit into one epoch."""
+    """Returns the most batches of one phase: a quarter of an epoch, at least ``LEAST``; None for an unknown length."""
     return None if length is None else max(LEAST, length // 4)
 
 
@@ -135,7 +135,7 @@ def _any(batch: Value, test: Callable[[torch.Tensor], bool]) -> bool:
 
 
 class Meter:
-    """One phase, perhaps in several rounds."""
+    """Measures one phase, perhaps in several rounds: wait, step and CPU time of each batch, in seconds."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -149,7 +149,7 @@ class Meter:
         self._skip = settle
 
     def add(self, wait_s: float, step_s: float, cpu_s: float) -> None:
-        """Adds a batch that was waited for and worked on. ``cpu_s``: on cores, in what of the two is of interest."""
+        """Adds a batch. ``cpu_s``: CPU seconds of the wait or of the step, whichever this phase measures."""
         if self.first_wait is None:
             self.first_wait = wait_s
         if self._skip:
@@ -160,7 +160,7 @@ class Meter:
         self.cpus.append(cpu_s)
 
     def drain(self, clock: Callable[[], float]) -> None:
-        """Waits for the device, which was still at work when the last step returned."""
+        """Waits until the device has finished, and adds that time to the last step."""
         begin = clock()
         wait_for_device()
         if self.steps and device() is not None:
@@ -173,9 +173,9 @@ class Meter:
         step_s: Callable[[], float],
         clock: Callable[[], float],
     ) -> Iterator[Value]:
-        """Yields batches of the loader that is ``made``, as many as there are numbers.
+        """Yields a batch of the loader ``made()`` for each of ``numbers``.
 
-        Each is worked on before the next one is asked for, for ``step_s`` seconds.
+        ``step_s()`` then returns the seconds that the step on it took.
         """
         source: Iterator[Value] | None = None
         for _ in numbers:
@@ -199,5 +199,5 @@ class Meter:
 
     @property
     def cpu_s(self) -> float:
-        """On cores, for a batch on average."""
+        """CPU seconds of a batch, on average."""
         return mean(self.cpus)

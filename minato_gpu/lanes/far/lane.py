@@ -224,7 +224,7 @@ class FarLane(Lane):
     def _run(self) -> None:
         """Connects and receives, again and again until ``close``, or until the agent says that it cannot do the work.
 
-        What nobody expects ends the loader with an error: tasks that nobody is at would be waited for.
+        An unexpected error ends the loader; otherwise it would wait for tasks that no worker prepares.
         """
         try:
             while not self._closed.is_set():

@@ -1,8 +1,9 @@
-"""The runs that have a directory open, and so the copies that none of them uses.
+"""Records which processes have a cache directory open, and since when each has used all copies that it needs.
 
 A *run* is a tier with a budget, open in a process. It has a directory of its own, which holds its lock (flock) as long
 as the process lives, its record, and the files that it writes. Where the lock is free the process has died: what it was
-writing is removed with the directory, and its bytes are taken off the account.
+writing is removed with the directory, and its bytes are taken off the account (account.py: how many bytes and copies
+the directory holds).
 
 The record is a time in seconds since 1970: every copy that is of use to the run has been used since then. It is 0.0 in
 a run's first epoch, when any copy may be, and later the time at which the run began.
@@ -26,7 +27,7 @@ _SINCE = struct.Struct("<d")
 
 
 class CacheRun:
-    """The run of this process in a directory. To be made while the account's lock is held. Raises OSError."""
+    """This process's run in a cache directory. The caller holds the lock of its account. Raises OSError."""
 
     def __init__(self, root: int) -> None:
         self.name = uuid4().hex
@@ -86,7 +87,7 @@ def find_runs(root: int, mine: str = "") -> tuple[list[float], list[str]]:
 
 
 def remove_dead(root: int, dead: Iterable[str]) -> int:
-    """Removes the directories of runs that have died; returns how many bytes of the account were theirs."""
+    """Removes the directories of runs that have died; returns how many bytes they had reserved on the account."""
     freed = 0
     for name in dead:
         freed += _reserved(root, name)
@@ -95,7 +96,7 @@ def remove_dead(root: int, dead: Iterable[str]) -> int:
 
 
 def reserved(root: int) -> int:
-    """Returns the bytes on the account that are of files that are being written."""
+    """Returns the bytes reserved on the directory's account for files that are being written."""
     return sum(_reserved(root, name) for name in _names(root, _FOLDER))
 
 
