@@ -106,7 +106,7 @@ FAULTS = (
         "engine/engine.py",
         "        self.epochs.draw()  # where the sampler raised last time, or it would be waited for in vain\n",
         "",
-        ("contracts/test_resume_errors.py", "torch_semantics/test_errors.py"),
+        ("contracts/test_errors.py",),
         "3d72b01",
     ),
     Fault(
