@@ -80,6 +80,7 @@ class Settings:
     def _policy(self, loader: Arguments, options: Options) -> Policy:
         has_device, on_gpu = "device" in options.lanes, options.device.type != "cpu"
         rests = self.stacks or self.items > 0  # every sample stays where its worker has put it
+        # the window may grow, and cheap batches may be admitted together
         elastic = not (self.streams or has_device or len(options.devices) > 1)
         longest = self.window if loader.prefetch_given else _MOST_PREFETCH * self.workers
         policy = Policy(

@@ -71,7 +71,7 @@ class WindowLength:
     def delivered(self, batches: int, in_flight: int, batch_bytes: float) -> None:
         """Changes the window's length by a batch after delivery of ``batches`` batches, if it is time to; ``in_flight``
         bytes remain in it."""
-        wanted = self._per_group * self.wanted - self._least
+        wanted = max(0, self._per_group * self.wanted - self._least)
         if self.extra < wanted:
             self.lengthen(in_flight, batch_bytes)
         self._calm += batches
