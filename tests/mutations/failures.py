@@ -2,168 +2,109 @@
 
 from __future__ import annotations
 
-from tests.mutations.fault import Fault
+from tests.mutations.fault import read
 
-FAULTS = (
-    Fault(
-        "a hung worker that is being killed is taken to hang once more",
-        "lanes/process_lane.py",
-        "            self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more\n",
-        "",
-        ("lanes/test_processes.py",),
-    ),
-    Fault(
-        "the sample after the one that killed is blamed",
-        "engine/deaths.py",
-        "at = (min(claim.started, stop) if reporting else claim.started) - 1",
-        "at = min(claim.started, stop) if reporting else claim.started",
-        ("engine/test_deaths.py", "contracts/test_deaths.py"),
-    ),
-    Fault(
-        "a third worker has to die at a sample",
-        "engine/deaths.py",
-        "        return self._at[what] >= MOST\n",
-        "        return self._at[what] > MOST\n",
-        ("engine/test_deaths.py", "contracts/test_deaths.py"),
-    ),
-    Fault(
-        "deaths of an earlier run are counted on",
-        "engine/deaths.py",
-        "        self._at.clear()\n",
-        "",
-        ("engine/test_deaths.py", "contracts/test_deaths.py"),
-    ),
-    Fault(
-        "samples fetched together are blamed together",
-        "engine/deaths.py",
-        "            self._singly.update(tickets(together))\n",
-        "",
-        ("engine/test_deaths.py", "contracts/test_deaths.py"),
-        "f8ba8c6",
-    ),
-    Fault(
-        "workers that end before any work are replaced for ever",
-        "engine/deaths.py",
-        "        if self._failed_starts[number] >= STARTS:\n",
-        "        if False:\n",
-        ("engine/test_deaths.py", "contracts/test_deaths.py"),
-    ),
-    Fault(
-        "samples that were taken back count as repeated",
-        "engine/run.py",
-        "log.repeated += max(0, min(claim.started, flight.size) - flight.done)",
-        "log.repeated += max(0, claim.started)",
-        ("engine/test_deaths.py", "contracts/test_deaths.py"),
-    ),
-    Fault(
-        "a job that was stopped for a while has workers that hang",
-        "faults/watchdog.py",
-        "            self._resumed = now\n",
-        "            pass\n",
-        ("engine/test_faults.py",),
-        "b3ad358",
-    ),
-    Fault(
-        "a graph of several samples has the time of one",
-        "faults/watchdog.py",
-        "if now - since >= self._limit * each.together:",
-        "if now - since >= self._limit:",
-        ("engine/test_faults.py", "contracts/test_hangs.py"),
-    ),
-    Fault(
-        "max_failures allows one fewer",
-        "faults/failures.py",
-        "        if self.count > limit:\n",
-        "        if self.count >= limit:\n",
-        ("contracts/test_bad_samples.py",),
-    ),
-    Fault(
-        "a batch that on_error refuses loses its other samples without a count",
-        "faults/failures.py",
-        "            self._log.lost(0, delivered)\n",
-        "            pass\n",
-        ("contracts/test_table.py",),
-        "a39b826",
-    ),
-    Fault(
-        "a StopIteration ends the epoch in silence",
-        "epoch/delivery.py",
-        "            if isinstance(error, StopIteration):  # a sample's, say, which would end the epoch in silence\n",
-        "            if False:\n",
-        ("torch_semantics/test_errors.py", "contracts/test_errors.py", "contracts/test_table.py"),
-        "6a64706",
-    ),
-    Fault(
-        "lease numbers of a run that was given up silence ends of the next",
-        "lanes/leases.py",
-        "if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:",
-        "if half < 1:",
-        ("lanes/test_cpu.py", "engine/test_engine.py"),
-        "8cc8f9e",
-    ),
-    Fault(
-        "a sampler that raised is not asked again",
-        "engine/engine.py",
-        "        self.epochs.draw()  # where the sampler raised last time, or it would be waited for in vain\n",
-        "",
-        ("contracts/test_errors.py",),
-        "3d72b01",
-    ),
-    Fault(
-        "a child that somebody else has collected runs for ever",
-        "util/children.py",
-        "        _mark_ended(process)\n    elif",
-        "        pass\n    elif",
-        ("contracts/test_limits.py",),
-    ),
-    Fault(
-        "a forked process takes its parent's workers for its own",
-        "epoch/session.py",
-        "        if self._process != os.getpid():\n",
-        "        if False:\n",
-        ("contracts/test_ends.py",),
-    ),
-    Fault(
-        "SIGTERM to the whole job ends workers",
-        "lanes/forking.py",
-        "    signal.signal(signal.SIGTERM, _leave_to_parent)\n",
-        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n",
-        ("lanes/test_processes.py", "contracts/test_ends.py"),
-    ),
-    Fault(
-        "without workers an error of a stream takes samples along uncounted",
-        "epoch/inline.py",
-        "                self.log.lost(1, stream.size - 1)\n",
-        "                self.log.lost(1, 0)\n",
-        ("contracts/test_table.py",),
-        "7806559",
-    ),
-    Fault(
-        "a sample that pads a batch has the draws of its key's first occurrence",
-        "epoch/padding.py",
-        "sample_seed(epoch_seed, 0, ticket.index, ticket.occurrence)",
-        "sample_seed(epoch_seed, 0, ticket.index, 0)",
-        ("contracts/test_padding.py",),
-    ),
-    Fault(
-        "an error that was kept is raised for every batch",
-        "faults/deferred_error.py",
-        "error, self.kept = self.kept, None",
-        "error = self.kept",
-        ("engine/test_faults.py",),
-    ),
-    Fault(
-        "a fragment that cannot be built leaves all samples to the CPU",
-        "device/work.py",
-        "            raise BrokenDown(error) from error\n        with",
-        "            raise\n        with",
-        ("lanes/test_opening.py",),
-    ),
-    Fault(
-        "an iterator keeps its loader, so that one which keeps its iterator is garbage",
-        "loader.py",
-        "iterator = EngineIterator(arguments,",
-        "iterator = EngineIterator(self,",
-        ("contracts/test_ends.py",),
-    ),
-)
+FAULTS = read(r"""
+=== lanes/process_lane.py: lanes/test_processes.py
+a hung worker that is being killed is taken to hang once more
+-            self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
+
+=== engine/deaths.py: engine/test_deaths.py contracts/test_deaths.py
+the sample after the one that killed is blamed
+-at = (min(claim.started, stop) if reporting else claim.started) - 1
++at = min(claim.started, stop) if reporting else claim.started
+
+a third worker has to die at a sample
+-        return self._at[what] >= MOST
++        return self._at[what] > MOST
+
+deaths of an earlier run are counted on
+-        self._at.clear()
+
+samples fetched together are blamed together (reverts f8ba8c6)
+-            self._singly.update(tickets(together))
+
+workers that end before any work are replaced for ever
+-        if self._failed_starts[number] >= STARTS:
++        if False:
+
+=== engine/run.py: engine/test_deaths.py contracts/test_deaths.py
+samples that were taken back count as repeated
+-log.repeated += max(0, min(claim.started, flight.size) - flight.done)
++log.repeated += max(0, claim.started)
+
+=== faults/watchdog.py: engine/test_faults.py contracts/test_hangs.py
+a graph of several samples has the time of one
+-if now - since >= self._limit * each.together:
++if now - since >= self._limit:
+
+a job that was stopped for a while has workers that hang (reverts b3ad358)
+-            self._resumed = now
++            pass
+
+=== faults/failures.py: contracts/test_bad_samples.py
+max_failures allows one fewer
+-        if self.count > limit:
++        if self.count >= limit:
+
+=== faults/failures.py: contracts/test_table.py
+a batch that on_error refuses loses its other samples without a count (reverts a39b826)
+-            self._log.lost(0, delivered)
++            pass
+
+=== epoch/delivery.py: torch_semantics/test_errors.py contracts/test_errors.py contracts/test_table.py
+a StopIteration ends the epoch in silence (reverts 6a64706)
+-            if isinstance(error, StopIteration):  # a sample's, say, which would end the epoch in silence
++            if False:
+
+=== lanes/leases.py: lanes/test_cpu.py engine/test_engine.py
+lease numbers of a run that was given up silence ends of the next (reverts 8cc8f9e)
+-if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:
++if half < 1:
+
+=== engine/engine.py: contracts/test_errors.py
+a sampler that raised is not asked again (reverts 3d72b01)
+-        self.epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
+
+=== util/children.py: contracts/test_limits.py
+a child that somebody else has collected runs for ever
+-        _mark_ended(process)
++        pass
+     elif
+
+=== epoch/session.py: contracts/test_ends.py
+a forked process takes its parent's workers for its own
+-        if self._process != os.getpid():
++        if False:
+
+=== lanes/forking.py: lanes/test_processes.py contracts/test_ends.py
+SIGTERM to the whole job ends workers
+-    signal.signal(signal.SIGTERM, _leave_to_parent)
++    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+=== epoch/inline.py: contracts/test_table.py
+without workers an error of a stream takes samples along uncounted (reverts 7806559)
+-                self.log.lost(1, stream.size - 1)
++                self.log.lost(1, 0)
+
+=== epoch/padding.py: contracts/test_padding.py
+a sample that pads a batch has the draws of its key's first occurrence
+-sample_seed(epoch_seed, 0, ticket.index, ticket.occurrence)
++sample_seed(epoch_seed, 0, ticket.index, 0)
+
+=== faults/deferred_error.py: engine/test_faults.py
+an error that was kept is raised for every batch
+-error, self.kept = self.kept, None
++error = self.kept
+
+=== device/work.py: lanes/test_opening.py
+a fragment that cannot be built leaves all samples to the CPU
+-            raise BrokenDown(error) from error
++            raise
+         with
+
+=== loader.py: contracts/test_ends.py
+an iterator keeps its loader, so that one which keeps its iterator is garbage
+-iterator = EngineIterator(arguments,
++iterator = EngineIterator(self,
+""")

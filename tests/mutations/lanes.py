@@ -2,199 +2,132 @@
 
 from __future__ import annotations
 
-from tests.mutations.fault import Fault
+from tests.mutations.fault import read
 
-FAR, GREETING, ENDS = ("lanes/test_far.py",), ("lanes/test_far_greeting.py",), ("lanes/test_far_ends.py",)
-ENGINE, SCHEDULING = ("engine/test_lanes.py",), ("scheduling/test_lanes.py",)
+FAULTS = read(r"""
+=== engine/engine.py: engine/test_lanes.py
+a lane without the workers' bell is heard only while the consumer waits
+-        if self._own_fds.any:
+-            self._own_fds.arm()
 
-FAULTS = (
-    Fault(
-        "a lane without the workers' bell is heard only while the consumer waits",
-        "engine/engine.py",
-        "        if self._own_fds.any:\n            self._own_fds.arm()\n",
-        "",
-        ENGINE,
-    ),
-    Fault(
-        "what is told by a lane that is being opened is heard only by chance",
-        "engine/engine.py",
-        "            self._own_fds.arm(self.pump.loading)\n",
-        "",
-        ENGINE,
-    ),
-    Fault(
-        "a lane that never opens keeps the pump awake",
-        "engine/pump.py",
-        "self.run.scheduler.pending or comes or (",
-        "self.run.scheduler.pending or comes or bool(self.loading) or (",
-        ENGINE,
-    ),
-    Fault(
-        "a lane is asked for its descriptors once",
-        "engine/lane_watch.py",
-        "for fd in lane.fds() if names is None or lane.name in names else ():",
-        'for fd in lane.__dict__.setdefault("_fds", lane.fds()) if names is None or lane.name in names else ():',
-        ENGINE,
-    ),
-    Fault(
-        "a task of the run that goes on is not given back",
-        "engine/pump.py",
-        "        if run == self.run.number:\n            self.run.recalled(chunk)",
-        "        if False:\n            self.run.recalled(chunk)",
-        ENGINE,
-    ),
-    Fault(
-        "a job that is given back is lost",
-        "scheduling/scheduler.py",
-        "            if not event.done:\n                self._work.jobs",
-        "            if False:\n                self._work.jobs",
-        ENGINE,
-    ),
-    Fault(
-        "the death of a worker settles what is another lane's",
-        "engine/pump.py",
-        "owner = lane.owner_of(exit_.number)",
-        "owner = exit_.number",
-        ENGINE,
-    ),
-    Fault(
-        "lanes that share no memory are to join batches",
-        "scheduling/dispatch.py",
-        "if self.jobs and lane.helps:",
-        "if self.jobs and not lane.is_device:",
-        ENGINE,
-    ),
-    Fault(
-        "a lane elsewhere is taken to be as fast as this host's",
-        "scheduling/scheduler.py",
-        "            if lane.learns:\n",
-        "            if False:\n",
-        SCHEDULING,
-    ),
-    Fault(
-        "what is left is shared out as if there were no other lane",
-        "scheduling/dispatch.py",
-        "2 * max(pace.cpu_capacity, 1) / lane.speed",
-        "2 * max(lane.slots, 1)",
-        SCHEDULING,
-    ),
-    Fault(
-        "the threshold counts the slots of one CPU lane",
-        "scheduling/routing.py",
-        "cpu_slots, cpu_s = cpu_slots + slots, cpu_s + seconds",
-        "cpu_slots, cpu_s = slots, seconds",
-        SCHEDULING,
-    ),
-    Fault(
-        "a second worker gets the descriptors of a shared tensor under other numbers",
-        "lanes/shared_pickle.py",
-        "            for fd in self._fds:\n                starting.duplicate_for_child(fd)\n",
-        "            pass\n",
-        ("lanes/test_shared_pickle.py",),
-    ),
-    Fault(
-        "workers that start in a later epoch draw for their streams what those of the first drew",
-        "epoch/iterator.py",
-        "before = self._number - session.first_epoch if knows_seed else 0",
-        "before = 0",
-        ("checkpoint/test_resumed_draws.py",),
-    ),
-    Fault(
-        "every worker of a fork server imports what it needs by itself",
-        "lanes/shared_pickle.py",
-        '    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])\n',
-        "",
-        ("lanes/test_shared_pickle.py",),
-    ),
-    Fault(
-        "rows of a far lane go to the beginning of their place",
-        "lanes/far/samples.py",
-        "which = slice(piece.row + begin, piece.row + end)",
-        "which = slice(begin, end)",
-        FAR,
-    ),
-    Fault(
-        "an agent's clock is taken for this host's",
-        "lanes/far/samples.py",
-        "ends = [end + clock_s for end",
-        "ends = [end for end",
-        FAR,
-    ),
-    Fault(
-        "an agent that is stopped is waited for",
-        "lanes/far/lane.py",
-        "self._wire.end.settimeout(SILENT_S)",
-        "self._wire.end.settimeout(None)",
-        FAR,
-    ),
-    Fault(
-        "what a lost agent had is prepared by nobody",
-        "lanes/far/lane.py",
-        "        for each in ended:\n            self._tell(each)\n",
-        "",
-        FAR,
-    ),
-    Fault(
-        "an agent's workers begin before their sources have been read",
-        "lanes/far/reads.py",
-        "            if len(fetched) < len(places):\n                return None\n",
-        "",
-        FAR,
-    ),
-    Fault(
-        "an agent serves whoever connects",
-        "lanes/far/wire.py",
-        'if not proves(theirs[NONCE_BYTES:], b"loader", nonces):',
-        "if False:",
-        GREETING,
-    ),
-    Fault(
-        "an agent of any version will do",
-        "lanes/far/wire.py",
-        "if any(hello.get(name) != mine[name] for name in mine):",
-        "if False:",
-        GREETING,
-    ),
-    Fault(
-        "frames may have any length",
-        "lanes/far/wire.py",
-        "if of_head > _MOST_HEAD or of_body > _MOST_BODY:",
-        "if False:",
-        GREETING,
-    ),
-    Fault(
-        "an agent whose sessions end is tried again at once",
-        "lanes/far/lane.py",
-        "                self._closed.wait(AGAIN_S)\n",
-        "",
-        ENDS,
-    ),
-    Fault(
-        "samples without their bytes are taken for finished",
-        "lanes/far/wire.py",
-        "elif sum(map(len, views)) != of_body:",
-        "elif False:",
-        ENDS,
-    ),
-    Fault(
-        "workers of an agent that Ray has started may print no more than a pipe holds",
-        "lanes/far/agent.py",
-        "            os.dup2(2, 1)\n",
-        "            pass\n",
-        ENDS,
-    ),
-    Fault(
-        "Ray that was shut down is begun again to be asked for an agent",
-        "lanes/far/ray_lanes.py",
-        "if not self._ray.is_initialized():  # to",
-        "if False:  # to",
-        ENDS,
-    ),
-    Fault(
-        "a rank's far workers are all on one node",
-        "lanes/far/ray_lanes.py",
-        "max(min(len(sizes), cores // _FEWEST), -(-cores // min(sizes)))",
-        "-(-cores // min(sizes))",
-        ENDS,
-    ),
-)
+what is told by a lane that is being opened is heard only by chance
+-            self._own_fds.arm(self.pump.loading)
+
+=== engine/pump.py: engine/test_lanes.py
+a lane that never opens keeps the pump awake
+-self.run.scheduler.pending or comes or (
++self.run.scheduler.pending or comes or bool(self.loading) or (
+
+a task of the run that goes on is not given back
+-        if run == self.run.number:
++        if False:
+             self.run.recalled(chunk)
+
+the death of a worker settles what is another lane's
+-owner = lane.owner_of(exit_.number)
++owner = exit_.number
+
+=== engine/lane_watch.py: engine/test_lanes.py
+a lane is asked for its descriptors once
+-for fd in lane.fds() if names is None or lane.name in names else ():
++for fd in lane.__dict__.setdefault("_fds", lane.fds()) if names is None or lane.name in names else ():
+
+=== scheduling/scheduler.py: engine/test_lanes.py
+a job that is given back is lost
+-            if not event.done:
++            if False:
+                 self._work.jobs
+
+=== scheduling/scheduler.py: scheduling/test_lanes.py
+a lane elsewhere is taken to be as fast as this host's
+-            if lane.learns:
++            if False:
+
+=== scheduling/dispatch.py: engine/test_lanes.py
+lanes that share no memory are to join batches
+-if self.jobs and lane.helps:
++if self.jobs and not lane.is_device:
+
+=== scheduling/dispatch.py: scheduling/test_lanes.py
+what is left is shared out as if there were no other lane
+-2 * max(pace.cpu_capacity, 1) / lane.speed
++2 * max(lane.slots, 1)
+
+=== scheduling/routing.py: scheduling/test_lanes.py
+the threshold counts the slots of one CPU lane
+-cpu_slots, cpu_s = cpu_slots + slots, cpu_s + seconds
++cpu_slots, cpu_s = slots, seconds
+
+=== lanes/shared_pickle.py: lanes/test_shared_pickle.py
+a second worker gets the descriptors of a shared tensor under other numbers
+-            for fd in self._fds:
+-                starting.duplicate_for_child(fd)
++            pass
+
+every worker of a fork server imports what it needs by itself
+-    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])
+
+=== epoch/iterator.py: checkpoint/test_resumed_draws.py
+workers that start in a later epoch draw for their streams what those of the first drew
+-before = self._number - session.first_epoch if knows_seed else 0
++before = 0
+
+=== lanes/far/samples.py: lanes/test_far.py
+rows of a far lane go to the beginning of their place
+-which = slice(piece.row + begin, piece.row + end)
++which = slice(begin, end)
+
+an agent's clock is taken for this host's
+-ends = [end + clock_s for end
++ends = [end for end
+
+=== lanes/far/lane.py: lanes/test_far.py
+an agent that is stopped is waited for
+-self._wire.end.settimeout(SILENT_S)
++self._wire.end.settimeout(None)
+
+what a lost agent had is prepared by nobody
+-        for each in ended:
+-            self._tell(each)
+
+=== lanes/far/lane.py: lanes/test_far_ends.py
+an agent whose sessions end is tried again at once
+-                self._closed.wait(AGAIN_S)
+
+=== lanes/far/reads.py: lanes/test_far.py
+an agent's workers begin before their sources have been read
+-            if len(fetched) < len(places):
+-                return None
+
+=== lanes/far/wire.py: lanes/test_far_greeting.py
+an agent serves whoever connects
+-if not proves(theirs[NONCE_BYTES:], b"loader", nonces):
++if False:
+
+an agent of any version will do
+-if any(hello.get(name) != mine[name] for name in mine):
++if False:
+
+frames may have any length
+-if of_head > _MOST_HEAD or of_body > _MOST_BODY:
++if False:
+
+=== lanes/far/wire.py: lanes/test_far_ends.py
+samples without their bytes are taken for finished
+-elif sum(map(len, views)) != of_body:
++elif False:
+
+=== lanes/far/agent.py: lanes/test_far_ends.py
+workers of an agent that Ray has started may print no more than a pipe holds
+-            os.dup2(2, 1)
++            pass
+
+=== lanes/far/ray_lanes.py: lanes/test_far_ends.py
+Ray that was shut down is begun again to be asked for an agent
+-if not self._ray.is_initialized():  # to
++if False:  # to
+
+a rank's far workers are all on one node
+-max(min(len(sizes), cores // _FEWEST), -(-cores // min(sizes)))
++-(-cores // min(sizes))
+""")

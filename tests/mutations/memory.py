@@ -2,153 +2,100 @@
 
 from __future__ import annotations
 
-from tests.mutations.fault import Fault
+from tests.mutations.fault import read
 
-FAULTS = (
-    Fault(
-        "a batch is lent when it is looked at, not when it has come",
-        "window/assembly.py",
-        "        lent = self.holdings.lend(item)\n",
-        "        lent = lambda: self.holdings.lend(item)()\n",
-        ("engine/test_assembly.py", "engine/test_engine.py"),
-        "d8baa75",
-    ),
-    Fault(
-        "of a place all samples count as inspected",
-        "window/assembly.py",
-        "record.sources.get(serial) for serial",
-        "record.sources[serial] for serial",
-        ("engine/test_assembly.py",),
-    ),
-    Fault(
-        "memory of a run that was given up is free while workers write",
-        "engine/pump.py",
-        "append((chunks, marks, memory))",
-        "append((chunks, marks, []))",
-        ("engine/test_engine.py",),
-    ),
-    Fault(
-        "a place does not own its slab",
-        "window/samples.py",
-        "record.slab, record.memory = self._allocate(",
-        "record.slab, _ = self._allocate(",
-        ("engine/test_assembly.py", "contracts/test_memory.py"),
-    ),
-    Fault(
-        "copies do not keep the slabs that they read",
-        "device/loads.py",
-        "[self._on_device, self._slabs]",
-        "[self._on_device]",
-        ("device/test_transfers.py",),
-    ),
-    Fault(
-        "a block that came back is given back twice",
-        "memory/loans.py",
-        "            blocks.append(loan.block)\n",
-        "            blocks += [loan.block, loan.block]\n",
-        ("memory/test_loans.py", "engine/test_assembly.py"),
-    ),
-    Fault(
-        "a loan ends with the first view",
-        "memory/loans.py",
-        "        return array\n",
-        "        return array.copy()\n",
-        ("memory/test_loans.py", "engine/test_assembly.py"),
-    ),
-    Fault(
-        "a used place keeps its marks",
-        "window/assembly.py",
-        "                self._completions.give_back(record.marks)\n",
-        "                pass\n",
-        ("engine/test_assembly.py",),
-    ),
-    Fault(
-        "samples of a batch that was joined keep their memory",
-        "window/assembly.py",
-        "        self.holdings.release(items.pop(serial, None))\n",
-        "        items.pop(serial, None)\n",
-        ("engine/test_assembly.py",),
-    ),
-    Fault(
-        "samples that are prepared again keep the memory of the first time",
-        "lanes/worker.py",
-        "                self._store.discard(item)\n",
-        "                pass\n",
-        ("lanes/test_worker.py",),
-    ),
-    Fault(
-        "an object that cannot be laid down keeps its parts",
-        "lanes/store.py",
-        "            for part, _ in parts:\n                handover.free(part)\n",
-        "",
-        ("memory/test_loans.py",),
-    ),
-    Fault(
-        "a full ring loses what comes back",
-        "window/host_memory.py",
-        "                loans.give_back([(owner, offset)])\n",
-        "                pass\n",
-        ("engine/test_assembly.py",),
-    ),
-    Fault(
-        "what a dead worker had laid down is given back to the next",
-        "lanes/leases.py",
-        "self._read = deque(block for block in self._read if block[0] != worker)",
-        "pass",
-        ("lanes/test_cpu.py", "lanes/test_processes.py", "contracts/test_deaths.py"),
-        "8cc8f9e",
-    ),
-    Fault(
-        "a new worker begins with what its predecessor was to free",
-        "memory/status_board.py",
-        "        self.words[row + HEAD] = self.words[row + TAIL]\n",
-        "",
-        ("memory/test_status_board.py", "contracts/test_deaths.py"),
-    ),
-    Fault(
-        "free blocks are not joined with their left neighbours",
-        "memory/arena.py",
-        "at > 0 and ends[at - 1] == begin",
-        "False",
-        ("memory/test_arena.py",),
-        "e9d06dd",
-    ),
-    Fault(
-        "a label keeps its whole batch",
-        "memory/loans.py",
-        "return nbytes <= min(_SMALL, block_bytes // 8)",
-        "return False",
-        ("memory/test_loans.py", "contracts/test_memory.py"),
-        "e9d06dd",
-    ),
-    Fault(
-        "bytes of a batch count after it was taken",
-        "window/assembly.py",
-        "        batch = self._batches.pop(order)\n        self.holdings.bytes -= batch.nbytes\n",
-        "        batch = self._batches.pop(order)\n",
-        ("engine/test_assembly.py", "contracts/test_memory.py"),
-    ),
-    Fault(
-        "a run that was given up is freed while workers write",
-        "engine/pump.py",
-        "append((chunks, marks, memory))",
-        "append((set(), marks, memory))",
-        ("engine/test_engine.py",),
-        "c6b02de",
-    ),
-    Fault(
-        "memory that was opened before descriptors ran out stays open",
-        "lanes/worker_channels.py",
-        "            undo.callback(self.memory.close)\n",
-        "",
-        ("lanes/test_cpu.py",),
-        "e1ac803",
-    ),
-    Fault(
-        "a closed loader keeps the descriptors of its threads",
-        "lanes/thread_lane.py",
-        "            self._watch.close()\n            os.close(self._bell)\n            self._bell = -1\n",
-        "            self._bell = -1\n",
-        ("contracts/test_ends.py",),
-    ),
-)
+FAULTS = read(r"""
+=== window/assembly.py: engine/test_assembly.py engine/test_engine.py
+a batch is lent when it is looked at, not when it has come (reverts d8baa75)
+-        lent = self.holdings.lend(item)
++        lent = lambda: self.holdings.lend(item)()
+
+of a place all samples count as inspected
+-record.sources.get(serial) for serial
++record.sources[serial] for serial
+
+a used place keeps its marks
+-                self._completions.give_back(record.marks)
++                pass
+
+samples of a batch that was joined keep their memory
+-        self.holdings.release(items.pop(serial, None))
++        items.pop(serial, None)
+
+=== window/assembly.py: engine/test_assembly.py contracts/test_memory.py
+bytes of a batch count after it was taken
+         batch = self._batches.pop(order)
+-        self.holdings.bytes -= batch.nbytes
+
+=== engine/pump.py: engine/test_engine.py
+memory of a run that was given up is free while workers write
+-append((chunks, marks, memory))
++append((chunks, marks, []))
+
+a run that was given up is freed while workers write (reverts c6b02de)
+-append((chunks, marks, memory))
++append((set(), marks, memory))
+
+=== window/samples.py: engine/test_assembly.py contracts/test_memory.py
+a place does not own its slab
+-record.slab, record.memory = self._allocate(
++record.slab, _ = self._allocate(
+
+=== device/loads.py: device/test_transfers.py
+copies do not keep the slabs that they read
+-[self._on_device, self._slabs]
++[self._on_device]
+
+=== memory/loans.py: memory/test_loans.py engine/test_assembly.py
+a block that came back is given back twice
+-            blocks.append(loan.block)
++            blocks += [loan.block, loan.block]
+
+a loan ends with the first view
+-        return array
++        return array.copy()
+
+=== memory/loans.py: memory/test_loans.py contracts/test_memory.py
+a label keeps its whole batch (reverts e9d06dd)
+-return nbytes <= min(_SMALL, block_bytes // 8)
++return False
+
+=== lanes/worker.py: lanes/test_worker.py
+samples that are prepared again keep the memory of the first time
+-                self._store.discard(item)
++                pass
+
+=== lanes/store.py: memory/test_loans.py
+an object that cannot be laid down keeps its parts
+-            for part, _ in parts:
+-                handover.free(part)
+
+=== window/host_memory.py: engine/test_assembly.py
+a full ring loses what comes back
+-                loans.give_back([(owner, offset)])
++                pass
+
+=== lanes/leases.py: lanes/test_cpu.py lanes/test_processes.py contracts/test_deaths.py
+what a dead worker had laid down is given back to the next (reverts 8cc8f9e)
+-self._read = deque(block for block in self._read if block[0] != worker)
++pass
+
+=== memory/status_board.py: memory/test_status_board.py contracts/test_deaths.py
+a new worker begins with what its predecessor was to free
+-        self.words[row + HEAD] = self.words[row + TAIL]
+
+=== memory/arena.py: memory/test_arena.py
+free blocks are not joined with their left neighbours (reverts e9d06dd)
+-at > 0 and ends[at - 1] == begin
++False
+
+=== lanes/worker_channels.py: lanes/test_cpu.py
+memory that was opened before descriptors ran out stays open (reverts e1ac803)
+-            undo.callback(self.memory.close)
+
+=== lanes/thread_lane.py: contracts/test_ends.py
+a closed loader keeps the descriptors of its threads
+-            self._watch.close()
+-            os.close(self._bell)
+             self._bell = -1
+""")
