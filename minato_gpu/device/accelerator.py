@@ -75,7 +75,8 @@ class HeldUntilPassed:
 
 
 class Accelerator:
-    """One CUDA device, through torch. Raises RuntimeError or AssertionError where torch finds none."""
+    """One CUDA device, through torch; without an index the thread's current one. Raises RuntimeError or AssertionError
+    where torch finds none."""
 
     keeps_time = True  # events measure device time; see ``seconds``
 
@@ -227,7 +228,7 @@ def _on(device: torch.device, stream: Stream) -> Iterator[None]:
 
 
 def gpu_name(device: str) -> str:
-    """Returns the GPU's product name; "" without one."""
+    """Returns the GPU's product name; "" where torch has no CUDA."""
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 
 
@@ -266,8 +267,8 @@ _PHRASES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True when the error, or one that caused it, is a shortage of memory: torch, CuPy and DALI each report it
-    differently, DALI only in words."""
+    """Returns True when the error, or one that caused it, is a shortage of memory, of a device or the host: torch, CuPy
+    and DALI each report it differently, DALI only in words."""
     following: BaseException | None = error
     for _ in range(16):
         if following is None:

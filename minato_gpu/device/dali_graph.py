@@ -110,8 +110,10 @@ class DaliGraph(Segment):
         self._failure_limit = _FAILURE_LIMIT  # after so many the graph is rebuilt
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
-        """Runs a micro-batch, or takes its outputs if it was scheduled ahead. Raises RuntimeError, from DALI, when any
-        sample fails."""
+        """Runs a micro-batch, or takes its outputs if it was scheduled ahead; builds the graph if there is none.
+
+        Raises RuntimeError, from DALI, when any sample fails, and what a fragment raises while the graph is built.
+        """
         self._enter(drawn)
         self.sweep()
         run = self._take_scheduled(drawn)
@@ -138,9 +140,11 @@ class DaliGraph(Segment):
         return [dict(zip(self.writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def ahead(self, batch: Batch, drawn: Drawn) -> bool:
-        """Schedules a micro-batch behind the current one; ``run`` must be called next with the same parameters. Returns
-        False on the CPU, where the host must wait before a
-        run, or when feeding fails: ``run`` then feeds it again."""
+        """Schedules a micro-batch behind the current one; ``run`` must be called next with the same parameters.
+
+        Returns False on the CPU, without a graph, behind one that was scheduled ahead, where the host must wait before
+        each run, and when feeding fails: ``run`` then feeds it.
+        """
         if self._device == "cpu" or self._waits_for_stream or self._ahead is not None or not self.built:
             return False
         with contextlib.suppress(Exception):
@@ -214,8 +218,8 @@ class DaliGraph(Segment):
         return self._graph is not None
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
-        """Builds the graph from the drawn parameters of any sample; from none (empty), names are learned as fragments
-        ask for them."""
+        """Builds the graph, if there is none, from the drawn parameters of any sample; from none (empty), names are
+        learned as fragments ask for them. Raises NamesUnknown where a fragment needs them all, else what it raises."""
         if self._graph is None:
             self._names = {number: tuple(params[number]) if number in params else None for number in self.stages}
             self._graph = self._build()

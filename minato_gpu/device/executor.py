@@ -51,7 +51,7 @@ class MicroBatchSize:
         self._trying = False  # the limit was raised and has not proved itself
 
     def fitted(self, count: int) -> None:
-        """Records that a micro-batch of ``count`` samples had enough memory; may raise the limit."""
+        """Records that memory sufficed for ``count`` samples at once; doubles the limit after enough full ones."""
         if count < self.limit or self.limit == self.most:
             return
         self._fitted += 1
@@ -62,7 +62,7 @@ class MicroBatchSize:
             self._trying = True
 
     def short(self, count: int) -> None:
-        """Records that memory was short for ``count`` samples; halves the limit."""
+        """Records that memory was short for ``count`` samples; lowers the limit to half of these, but at least 1."""
         if self._trying:
             self._patience = min(_MOST_PATIENCE, 2 * self._patience)
             self._trying = False
@@ -85,7 +85,8 @@ class DeviceExecutor:
         threads: DALI's threads on the CPU.
         at: where the current step is noted.
 
-    Raises ValueError when ``stop`` is None and ``start`` is not among ``pipeline.splits``.
+    Raises ValueError when ``stop`` is None and ``start`` is not among ``pipeline.splits``, for a stage without a device
+    implementation, and for a ``max_batch`` or ``threads`` below 1.
     """
 
     def __init__(
@@ -171,8 +172,11 @@ class DeviceExecutor:
         return results
 
     def ahead(self, items: Sequence[ExecutorInput]) -> bool:
-        """Schedules samples behind the current micro-batch; ``run`` must be called with them next. Returns False, with
-        nothing done, unless their parameters are drawn and they fit into one micro-batch."""
+        """Schedules samples behind the current micro-batch; ``run`` must be called with them next.
+
+        Returns False, with nothing scheduled, unless DALI runs the first stages, the samples' parameters are drawn,
+        they fit into one micro-batch and the graph takes them (``DaliGraph.ahead``).
+        """
         drawn = [draws for _, draws in items if not isinstance(draws, int)]
         if not 0 < len(items) <= self.size.limit or len(drawn) < len(items):
             return False

@@ -22,7 +22,7 @@ from minato_gpu.samples import Value
 class FunctionSegment(Segment):
     """Segment of CuPy or torch stages; on device "cpu" they get NumPy arrays or CPU tensors.
 
-    ``accelerator``: a GPU, for torch; made by the first run if not given.
+    ``accelerator``: copies the arrays that torch stages read to their GPU; None: made when there are some.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class FunctionSegment(Segment):
         )
 
     def _as_array(self, name: str, value: Value) -> Value:
-        """Returns a CPU function's result as an array, except an object declared as such."""
+        """Returns a CPU function's result as a NumPy array; unchanged if its field is declared as ``object`` and it
+        is no array or tensor."""
         is_object = self.writes[name].dtype == np.dtype(object) and not hasattr(value, "__dlpack__")
         return value if is_object else to_numpy(value)
 
@@ -76,7 +77,10 @@ class FunctionSegment(Segment):
         return importlib.import_module("numpy" if self._device == "cpu" else "cupy")
 
     def _uploaded(self, fields: Mapping[str, Value]) -> dict[str, Value]:
-        """Uploads the input arrays of torch stages; returns them by field name. CuPy stages' arrays: ``_adopt``."""
+        """Copies the arrays that torch stages read to their GPU together; returns the tensors by field name.
+
+        Empty on device "cpu", and for CuPy stages, whose arrays ``_adopt`` copies.
+        """
         if self._device == "cpu" or isinstance(self._members[0].device, CupyFunction):
             return {}
         names = [name for name in self._reads if isinstance(fields.get(name), (np.ndarray, np.generic))]
@@ -88,7 +92,7 @@ class FunctionSegment(Segment):
 
     def _adopt(self, name: str, value: Value) -> Value:
         """Returns an input field in the library's own type. Fields that no device stage has made are copied: a
-        function may work in place and be tried again."""
+        function may change them in place, and the sample may be run again."""
         if name not in self._made and not isinstance(value, np.ndarray):  # arrays are copied below
             value = _copy_for_function(value.to(self._device) if isinstance(value, torch.Tensor) else value)
         if not isinstance(self._members[0].device, CupyFunction):

@@ -5,9 +5,10 @@ in their rows of the batch. Where batches live on a device, samples stay there, 
 before the thread waits for the previous one, so that the device works while the host prepares. The stand-in on the CPU
 has no such overlap. Finished tasks are reported before the next one is issued.
 
-The lane retires, and the scheduler gets its tasks back, when it cannot be opened, breaks down, or has no memory for one
-sample although the loader holds no more than a batch on the device. Without a CPU lane it posts ``Broken`` instead. Its
-thread ends only with ``close``, so that a reader of messages never waits in vain.
+The lane retires, and the scheduler gets its tasks back, when it cannot be opened, breaks down, or is of no use
+(``device/work.py``). Without a CPU lane it posts ``Broken`` where it cannot be opened or breaks down; where a library
+is missing or it is of no use, it prepares samples by their CPU implementations. Its thread ends only with ``close``, so
+that a reader of messages never waits in vain.
 
 A function that never returns blocks the lane for good, since a thread cannot be ended from outside; ``Progress`` shows
 its current step, so that the watchdog notices.
@@ -59,6 +60,7 @@ class DeviceLane(Lane):
     except those below "the thread".
 
     Args:
+        device: of the executors: "cpu", "cuda" or "cuda:N".
         micro_batch: most samples that run at once.
         threads: DALI's threads on the CPU.
         transfers: copies to the device on which batches live; None where they live on the host.
@@ -308,7 +310,8 @@ class DeviceLane(Lane):
         os.eventfd_write(self._arrived, 1)
 
     def offers(self, split: int) -> bool:
-        """Returns True when samples that come from split point ``split`` would find their graph built."""
+        """Returns True when samples handed over at ``split`` would find their graph built, and the lane has not
+        retired."""
         return self._executors[split].built and not self.retired
 
     def _give_up(self, what: str, why: str) -> None:
@@ -329,8 +332,8 @@ class DeviceLane(Lane):
         return "the CPU lane goes on alone" if alone else "the CPU lane and other devices go on without it"
 
     def stats(self) -> dict[str, bool | int | float]:
-        """Returns the micro-batch size, out-of-memory events, samples copied to the host for lack of room, and whether
-        it retired."""
+        """Returns the micro-batch size (the smallest), out-of-memory events, samples copied to the host for lack of
+        room, and whether the lane has retired."""
         executors = self._executors.values()
         return {
             "micro_batch": min(executor.size.limit for executor in executors),

@@ -26,7 +26,8 @@ from minato_gpu.samples import OutputBatch, Value
 
 
 class MicroBatchOutput:
-    """The samples of one micro-batch on a device: ``event`` comes after they were made on ``accelerator``."""
+    """The samples of one micro-batch on a device: ``event`` comes after they were made on ``accelerator``; None: not
+    all are issued yet."""
 
     def __init__(self, event: Event | None, accelerator: Accelerator) -> None:
         self.event = event

@@ -47,14 +47,15 @@ def loaded() -> Version | None:
 
 
 def found() -> Version | None:
-    """Returns the version that is loaded or will be, after loading it; creates no CUDA context."""
+    """Returns the version that is loaded or will be, after loading it; None where there is none. Creates no CUDA
+    context."""
     places = (str(folder / name) for name in _NAMES for folder in _folders())
     return loaded() or next(filter(None, (_version_of(file) for file in (*places, *_NAMES))), None)
 
 
 def decodes_regions() -> bool:
-    """Returns whether the GPU decodes regions of all JPEGs. Raises ValueError for ``MINATO_JPEG_REGIONS`` other than 0
-    and 1."""
+    """Returns whether the GPU decodes regions of all JPEGs; True where no nvJPEG is found. Raises ValueError for
+    ``MINATO_JPEG_REGIONS`` other than 0 and 1."""
     wanted = _switch(REGIONS)
     if wanted is not None:
         return wanted
@@ -81,7 +82,7 @@ def engine_load() -> float:
 
 def decoding_waits(gpu: str = "") -> bool:
     """Returns whether a device lane waits for its stream before each run of a graph that decodes, on a GPU of this name
-    ("": any). Raises ValueError for ``MINATO_DECODING_WAITS`` other than 0 and 1."""
+    ("": any). Raises ValueError for ``MINATO_DECODING_WAITS`` other than 0 and 1, or as ``engine_load`` does."""
     wanted = _switch(WAITS)
     if wanted is not None:
         return wanted

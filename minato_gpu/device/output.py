@@ -77,7 +77,8 @@ class Columns(NamedTuple):
         return cls(layout, tuple(numbers), resident, on_host)
 
     def write(self, views: Views, rows: Sequence[int], samples: Sequence[Mapping[str, Value]]) -> list[list[Value]]:
-        """Writes the host leaves of samples into their rows; returns the objects of each. Raises Mismatch."""
+        """Writes the host leaves of samples into their rows; returns each sample's Python objects, which have no rows.
+        Raises Mismatch if one does not match the layout."""
         if self.on_host is None:
             pairs = zip(rows, samples, strict=True)
             return [self.layout.write(views, row, sample, skip=self.resident) or [] for row, sample in pairs]
@@ -145,7 +146,8 @@ class DeviceOutput:
             self.release()
 
     def release(self) -> None:
-        """Forgets the results put so far, and frees memory reserved for samples that do not stay or were not begun."""
+        """Forgets results that were put and not ``issued``, and frees memory reserved for samples that do not stay or
+        were not begun."""
         if self.room is not None:
             self.room.give_back()
         self._placed, self._to_host, self._sample = [], [], None
@@ -279,7 +281,7 @@ class DeviceOutput:
 
     def settle(self, issued: Issued) -> tuple[list[Item], float | None]:
         """Waits until the device has made the samples; returns their final references, and its time for them in
-        seconds (None: it has no clock).
+        seconds (None: it has no clock). Raises the device's error.
 
         The time counts from the later of two events: the begin of these samples, and the end of those before on the
         same stream.

@@ -30,8 +30,11 @@ class SampleRoom:
         self.transfers = transfers
 
     def should_wait(self, task: Task, made: frozenset[str], count: int) -> bool:
-        """Returns True when an executor should wait before making ``count`` samples: there is no room for them (nor for
-        as many as fit beside the batches) and the consumer is not waiting."""
+        """Returns True when an executor should wait before making ``count`` samples: the consumer is not waiting, and
+        there is no room for them, nor, if they are more, for half of what fits beside a batch.
+
+        False while sizes are unknown or the budget has no limit.
+        """
         transfers = self.transfers
         if transfers.consumer_waits:
             return False
@@ -43,7 +46,8 @@ class SampleRoom:
         return not transfers.budget.has_room(self.sample_bytes * min(count, most))
 
     def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
-        """Reserves memory for up to ``count`` samples, for one at least; returns how many may be made.
+        """Reserves memory for up to ``count`` samples, for one at least (for all, if the budget is elastic); returns
+        how many may be made.
 
         ``made``: names of the fields that device implementations make.
         """
@@ -77,7 +81,7 @@ class SampleRoom:
         self.held = 0
 
     def hand_on(self, owner: object, nbytes: int) -> None:
-        """Moves ``nbytes`` of the reservation to ``owner``: the budget gets them back when it is garbage-collected."""
+        """Moves ``nbytes`` of the reservation to ``owner``, whose garbage collection gives them back to the budget."""
         if nbytes > self.held:  # the first sample, whose size was unknown
             self._take(nbytes - self.held)
         self.held -= nbytes

@@ -24,7 +24,7 @@ ALIGN = 16  # bytes, of each value; enough for any element type
 def upload(accelerator: Accelerator, arrays: Sequence[NDArray[Value]]) -> list[torch.Tensor]:
     """Returns the arrays as tensors on the device, for later work of the current stream; the arrays may change at once.
 
-    The tensors share memory. Raises TypeError for a dtype that torch does not have.
+    The tensors share one block of memory. Raises TypeError for a dtype that torch does not have.
     """
     dtypes = [torch_dtype(array.dtype) for array in arrays]
     places, total = side_by_side([array.nbytes for array in arrays])
@@ -55,7 +55,7 @@ class Download:
         return [part.numpy() for part in self._parts]
 
     def arrays(self) -> list[NDArray[Value]]:
-        """Returns each array in memory of its own, and frees the source tensors."""
+        """Returns each array in memory of its own, and frees the source tensors. To be called as ``values``."""
         arrays = [np.array(value) for value in self.values()]
         self._tensors = ()
         return arrays

@@ -19,7 +19,7 @@ Drawn = Sequence[Draws]  # the drawn parameters of each sample
 
 
 def to_numpy(value: Value) -> Value:
-    """Returns a value of NumPy, DALI, CuPy or torch as a NumPy array; a view where it is on the host."""
+    """Returns a value of DALI, CuPy or torch as a NumPy array, a view where it is on the host; NumPy's unchanged."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value
     for to_host in ("as_cpu", "cpu", "get"):  # DALI on a device, torch, CuPy
@@ -29,13 +29,13 @@ def to_numpy(value: Value) -> Value:
 
 
 def plain(value: Value, dtype: npt.DTypeLike | None = None) -> Value:
-    """Returns the value as a C-ordered NumPy array of this dtype."""
+    """Returns the value as a C-ordered NumPy array of this dtype; None: of its own."""
     return np.asarray(to_numpy(value), dtype, order="C")
 
 
 def as_tensor(value: Value, device: str) -> Value:
-    """Returns the value as a torch tensor on ``device``, in memory of its own if it is of NumPy; one that is a
-    tensor or no array is returned as it is."""
+    """Returns a NumPy value as a torch tensor on ``device``, in memory of its own; a CuPy or DALI array as a tensor
+    that shares its memory; a tensor, or a value that is no array, as it is."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):

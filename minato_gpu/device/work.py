@@ -163,7 +163,8 @@ class DeviceWork:
         self._reader.forget()
 
     def begin(self, task: Task) -> None:
-        """Issues all parts of a task, after ending older ones until there is room for another in flight."""
+        """Issues all parts of a task, then ends the oldest in flight until another may be issued: without
+        ``transfers`` this one, too."""
         run = self._current = DeviceRun(task, self._pipeline.host_prefix)
         self._slices.begin()
         self._at.enter()

@@ -189,7 +189,7 @@ def _timed(run: Callable[[], Fields]) -> tuple[Fields, float]:
 
 
 def _copied(fields: Fields) -> Copied:
-    """Returns copies that a later stage which works in place does not change."""
+    """Returns copies that a later stage which works in place does not change; or why there are none, in words."""
     copies: dict[str, Value] = {}
     for name, value in fields.items():
         try:

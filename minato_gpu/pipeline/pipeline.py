@@ -164,7 +164,8 @@ class Pipeline:
     def draw(self, number: int, fields: Fields, seed: int) -> Params:
         """Returns the drawn parameters of stage ``number`` for the sample with this seed, by name.
 
-        They are NumPy values, and a function of the seed, the stage's number and its ``meta`` fields alone.
+        They are NumPy values, and a function of the seed, the stage's number and its ``meta`` fields alone. Raises what
+        the stage's ``draw`` raises, and OverflowError for an integer beyond 32 bits.
         """
         return _drawn(self.stages[number], number, fields, seed)
 
@@ -216,12 +217,11 @@ class Pipeline:
         cpu: CpuFunction | None = None,
         writes: Mapping[str, Field] | None = None,
     ) -> Fields:
-        """Runs one stage on the CPU on the fields that it declares to read (a device lane has no others).
+        """Runs one stage on the CPU and returns what it writes. It gets no other fields than it declares to read, as
+        on a device.
 
-        Returns what it writes.
-
-        ``cpu`` and ``writes``: a function to run in its place, and what that writes (see ``Keepable``). Raises as
-        ``run`` does.
+        ``cpu`` and ``writes``: a function to run in place of the stage's own, and what that writes (see ``Keepable``).
+        Raises StageError, whose ``__cause__`` is the exception of the function, or says what is wrong with its result.
         """
         stage = self.stages[number]
         names = stage.reads if cpu is None or stage.keep is None else {*stage.reads, *stage.keep.writes}
@@ -237,7 +237,8 @@ class Pipeline:
     def check_given(self, fields: Fields) -> Fields:
         """Returns what the data set has returned, with Python numbers in the declared types.
 
-        Raises TypeError, or a StageError of a ValueError, unless it is what the stages need.
+        Raises TypeError if that is no mapping, and StageError, caused by a ValueError, if it lacks a field or has one
+        that is not as declared.
         """
         given: object = fields
         if not isinstance(given, Mapping):

@@ -83,7 +83,7 @@ class Field:
 
     @property
     def max_bytes(self) -> int | None:
-        """The most bytes that one value takes; None where neither the shape nor ``maximum`` bounds it."""
+        """The most bytes that one value takes; None for an object, or where neither shape nor ``maximum`` bounds it."""
         if np.dtype(self.dtype) == np.dtype(object):
             return None
         sizes = self.shape if self.fixed else self.maximum
@@ -174,8 +174,8 @@ class DaliFragment:
 class CupyFunction:
     """A device implementation over an array module: ``function(xp, fields, params)``, xp CuPy or NumPy.
 
-    It gets copies of its parameters and of what the host read left, objects too, and may change those in place where no
-    later stage reads them, and it is not the stage's ``cpu`` as well.
+    It gets copies of its parameters and of what the host read left, objects too. It may change these in place, unless a
+    later stage reads them or it is the stage's ``cpu`` as well.
     """
 
     function: Callable[[ModuleType, Fields, Params], Fields]
@@ -190,8 +190,8 @@ class CupyFunction:
 class TorchFunction:
     """A device implementation on tensors of the lane's device: ``function(fields, params)``.
 
-    It gets copies of its parameters and of what the host read left, objects too, and may change those in place where no
-    later stage reads them, and it is not the stage's ``cpu`` as well.
+    It gets copies of its parameters and of what the host read left, objects too. It may change these in place, unless a
+    later stage reads them or it is the stage's ``cpu`` as well.
     """
 
     function: Callable[[Fields, Params], Fields]
@@ -301,7 +301,8 @@ class Stage:
 
 
 def names_in(what: str, names: object) -> tuple[str, ...]:
-    """Raises TypeError or ValueError unless ``names`` are different names."""
+    """Returns ``names`` as a tuple. Raises TypeError unless they are a sequence of strings, ValueError for one given
+    twice."""
     if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"{what} must be a sequence of names, got {names!r}")
     if len(set(names)) != len(tuple(names)):
@@ -319,7 +320,7 @@ def check_values(what: str, values: object, kind: type) -> None:
 
 
 def check_tolerance(what: str, tolerance: object) -> None:
-    """Raises TypeError or ValueError unless it maps types of device to Tolerance."""
+    """Raises TypeError unless ``tolerance`` maps names to Tolerance, ValueError for a name but "cpu" and "cuda"."""
     check_values(what, tolerance, Tolerance)
     assert isinstance(tolerance, Mapping)
     for key in tolerance:

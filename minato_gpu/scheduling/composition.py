@@ -161,7 +161,7 @@ class FreeComposition(Composition):
 
     @property
     def missing(self) -> int:  # type: ignore[override]
-        """Samples that the next batch needs beside the ready ones."""
+        """Samples that the next batch needs beside the ready ones; 0 or less: enough are ready, or none is admitted."""
         return self._next_batches[0][1] - self._counts[self._next_batches[0][0]] if self._next_batches else 0
 
     def _compose_oldest(self, epoch: int, need: int) -> Compose:

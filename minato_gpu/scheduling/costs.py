@@ -74,7 +74,8 @@ class LaneModel:
             self.flush()
 
     def refresh(self) -> None:
-        """Learns from pending observations, unless they are too few to matter."""
+        """Learns from pending observations if the model is young and they are more than an eighth of what it has
+        seen."""
         if self.plain.count < min(_YOUNG, 8 * len(self._keys)):
             self.flush()
 

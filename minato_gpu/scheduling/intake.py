@@ -1,4 +1,4 @@
-"""``Intake``: turns admitted tickets into waiting entries with costs, a side and a start priority."""
+"""``Intake``: turns admitted tickets into waiting entries (``waiting.Entry``) with costs, a side and a priority."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class Intake:
         self.rank(entry)
 
     def rank(self, entry: Entry) -> None:
-        """Sets when the entry should start, from its cost on its side."""
+        """Sets the priority of a single sample, and whether it is slow, from its predicted cost on its side. Runs and
+        samples of unknown cost keep theirs."""
         cost = entry.cpu if entry.side == CPU else entry.device
         if entry.steps is not None and entry.side == CPU and (plan := self.router.cut(entry)) is not None:
             cost = plan.cpu + plan.device

@@ -5,7 +5,7 @@ least-squares line through (seconds of device-lane work since the previous batch
 forgetting. When lanes are compared, a second of device work counts as 1 + slope seconds.
 
 While the CPU lane alone prepares batches faster than the consumer takes them, the device is *spared*: it gets no work.
-A consumer that has to wait ends that for some steps.
+A consumer that has to wait ends the sparing for some steps.
 
 With several devices a step is one round of batches, one for each, since a consumer takes those together. The work in it
 is that of one device on average. All counts below are of steps.
@@ -30,7 +30,10 @@ MOST = 4.0  # largest slope
 
 
 class DeviceInterference:
-    """Interference of the device lane with one consumer's training step. ``devices``: batches of a step."""
+    """Interference of the device lane with one consumer's training step.
+
+    ``enabled``: False learns nothing; ``price`` stays 1 and the device is not spared. ``devices``: batches of a step.
+    """
 
     def __init__(self, enabled: bool, devices: int = 1) -> None:
         self.slope = 0.0  # seconds of step per second of device work

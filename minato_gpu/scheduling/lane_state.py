@@ -71,7 +71,8 @@ class LaneState:
         self.seconds = self.seconds - chunk.seconds if self._chunks else 0.0
 
     def measured(self, seconds: float, samples: int, own_s: float | None = None) -> None:
-        """Updates mean and variance: ``samples`` samples took ``seconds`` together, ``own_s`` without waits for a core.
+        """Updates mean and variance: ``samples`` samples took ``seconds`` in all, ``own_s`` without waits for a core
+        (None: the same). On a GPU they were one micro-batch.
 
         The variance is that of ``own_s``. A GPU's samples count as in a full micro-batch: otherwise a lane that was
         given few at once would look slow, and be given few for long.
@@ -161,5 +162,5 @@ class LaneState:
         return self._chunks, self.seconds
 
     def backlog_s(self) -> float:
-        """Returns the predicted seconds until a chunk sent now starts."""
+        """Returns the predicted seconds until a chunk sent now starts; 0.0 without slots."""
         return self.lease_s + self.seconds / self.slots if self.slots > 0 else 0.0

@@ -1,5 +1,7 @@
-"""``Ledger``: host bytes in flight, that is ready and not delivered, plus what running samples are expected to need
-(P4).
+"""``Ledger``: host bytes in flight (P4).
+
+These are: ready samples that are not delivered; stored results of host reads and of hand-overs, until their samples are
+prepared; and what running samples are expected to need.
 
 The bytes of a sample are known once it is ready. Running ones count with the mean, or with the unused credits of their
 chunks where that is more: a lease of many small samples may turn out to be a few large ones. A sample that runs up to a
@@ -18,7 +20,7 @@ NONE: Held = (0, 0)
 
 
 class _Pool:
-    """Samples that hold bytes until they are prepared; each counts with the mean."""
+    """Samples whose inputs are stored until they are prepared; each counts with the mean."""
 
     __slots__ = ("nbytes", "samples")
 
@@ -42,7 +44,7 @@ class Ledger:
         self.budget = budget
         self.sample_bytes = 0.0  # mean of a ready sample; 0.0: unknown
         self.handed_bytes = 0.0  # mean of a sample that was handed over
-        self.running = 0  # samples dispatched and not ready
+        self.running = 0  # samples dispatched to be prepared, and neither ready nor handed over
         self.handing = 0  # running samples that will be handed over
         self.promised = 0  # unused bytes of credits
         self.ready_bytes = 0  # ready and not delivered; each delivery sets what is left
@@ -52,7 +54,8 @@ class Ledger:
 
     @property
     def in_flight(self) -> int:
-        """Bytes ready and not delivered, plus the expected bytes of running samples."""
+        """Bytes ready and not delivered, stored results of host reads and hand-overs, and the expected bytes of running
+        samples."""
         expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
         return self.ready_bytes + self._read.nbytes + self._handed.nbytes + max(int(expected), self.promised)
 
@@ -89,7 +92,10 @@ class Ledger:
         self._handed.forget(held[1])
 
     def fits(self, count: int, slots: int, *, handing: bool = False, taken: int = 0, reserved: int = 0) -> int:
-        """Returns how many of ``count`` further samples may be dispatched; at least one per slot until sizes are known.
+        """Returns how many of ``count`` further samples may be dispatched; 0 or less: none.
+
+        While the size of a sample is unknown, it is one for each dispatch, and no more run than there are ``slots``;
+        while it is unknown what a hand-over leaves, no more are handed over than that.
 
         Args:
             taken: samples of the same dispatch that were granted before.
@@ -107,14 +113,14 @@ class Ledger:
         return min(count, max(0, int(free / each)))
 
     def within(self, samples: int) -> int:
-        """Returns how many of ``samples`` samples the whole budget has room for."""
+        """Returns how many of ``samples`` samples the whole budget has room for; all while their size is unknown."""
         if self.budget is None or not self.sample_bytes:
             return samples
         return min(samples, int(self.budget / self.sample_bytes))
 
     def credit(self, samples: int, *, handing: bool = False) -> int:
-        """Returns the bytes that running samples are counted with. Their lane stops there, so that samples larger than
-        the mean do not add up."""
+        """Returns the bytes of results after which a lane stops a lease of ``samples`` samples: what these are expected
+        to need, so that larger ones do not add up."""
         return int(samples * (self.sample_bytes + self.handed_bytes * handing))
 
 

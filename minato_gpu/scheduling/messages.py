@@ -139,14 +139,14 @@ class Inspected:
     chunk: int
     cpu: Sequence[float]
     device: Sequence[float] | None
-    nbytes: int = 0
+    nbytes: int = 0  # held by the results of the host reads
     between: Sequence[Sequence[Plan]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Event: the first ``done`` samples of a chunk are ready (cumulative); the other fields describe those that are
-    new.
+    """Event: the first ``done`` samples of a chunk are ready or handed over (cumulative); the other fields describe
+    those that are new.
 
     A final report with ``done`` below the chunk's size returns the rest: they were revoked before they started.
     """
@@ -154,12 +154,12 @@ class Finished:
     time: float
     chunk: int
     done: int
-    seconds: float  # of the new samples together
+    seconds: float  # of the new samples, added up
     nbytes: int = 0  # of the new samples that are ready
     final: bool = True  # the lane has ended the chunk
     failed: tuple[int, ...] = ()  # offsets in the chunk that raised an error
     handed: tuple[tuple[int, int], ...] = ()  # offsets that were handed over, each with the stage it has reached
-    handed_bytes: int = 0  # held by those until they are ready
+    handed_bytes: int = 0  # held by the samples handed over until they are ready
     ended: int = 0  # tickets, the last ones, that found their worker's stream at its end, and hold nothing
     own_s: float | None = None  # ``seconds`` without waits for a core; None: the same
 
@@ -270,8 +270,8 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Instruction: hand over the running sample of the chunk at the next of ``splits`` that it reaches, if any. No lane
-    would take it at another stage. ``Finished`` reports the outcome."""
+    """Instruction: hand over the running sample of the chunk at the next of ``splits``, where a device would continue
+    it, if it reaches one. ``Finished`` reports the outcome."""
 
     lane: str
     chunk: int
@@ -297,4 +297,4 @@ class Awaited:
 
     span: TicketSpan
     need: int  # more samples of ``span``
-    exactly: bool  # ``need`` is all that the batch misses; else any samples, which may suffice
+    exactly: bool  # these are all that the batch misses; else any ``need`` of the span, which may suffice

@@ -33,7 +33,7 @@ class MicroBatchCost:
 
     @property
     def fixed_s(self) -> float:
-        """Seconds of a micro-batch beside its samples."""
+        """Seconds of a micro-batch beside its samples. Not defined before the first micro-batch."""
         n, s = self._n / self._weight, self._s / self._weight
         variance, covariance = self._nn / self._weight - n * n, self._ns / self._weight - n * s
         guess = (_GUESS - 1) * s / (self._most - n) if self._most > _GUESS * n else s / n

@@ -74,7 +74,7 @@ class Pace:
             self.measure()
 
     def measure(self) -> None:
-        """Recomputes ``tau``: the time in which all lanes would prepare the recent samples, per sample."""
+        """Recomputes ``tau`` and ``cpu_tau`` from the predicted costs of the recent samples."""
         self._fresh = 0
         if self._recent and self.slots:
             cpu, device = zip(*self._recent, strict=True)
@@ -94,8 +94,8 @@ class Pace:
         return threshold(cpu, device, self.cpu_capacity, self.slots - self.cpu_slots, left)[1]
 
     def slow_s(self) -> float:
-        """Returns the cost from which a sample is slow: much longer than the others, and long enough to delay a
-        batch."""
+        """Returns the seconds from which a sample is slow: much longer than the others, and long enough to delay a
+        batch. Infinity while ``tau`` is unknown."""
         if self.tau <= 0:
             return float("inf")
         batches = SLOW_BATCHES * min(1.0, self.slots / MANY_SLOTS)
@@ -143,6 +143,7 @@ class Pace:
         return base + min(lead, max(-lead, self._policy.max_lateness * self.batch / 2 - lead))
 
     def patience(self) -> float:
-        """Returns the seconds beyond which a sample would hold up the window even if started when admitted."""
+        """Returns the seconds beyond which a sample would hold up the window even if started when admitted; infinity
+        while ``tau`` is unknown."""
         positions = PATIENT * self._policy.window + self._policy.max_lateness * self.batch
         return positions * self.tau if self.tau > 0 else float("inf")

@@ -22,7 +22,7 @@ SHORTEST_S = 1e-12
 
 
 class Plan(NamedTuple):
-    """Runs the stages before ``split`` on the CPU and the others on the device."""
+    """Runs the stages before ``split`` (or ``END``, ``WHOLE``) on the CPU and the others on the device."""
 
     split: int
     cpu: float  # seconds

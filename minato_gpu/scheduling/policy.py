@@ -16,7 +16,7 @@ class Policy:
     max_lateness: int = 0  # batches; 0: the sampler's order
     budget_bytes: int | None = None  # host bytes in flight; None: no limit
     joins: bool = False  # workers collate batches; one that prepares all samples of a batch need not store them
-    shares: bool = False  # bytes of a batch may come when samples of it are prepared: other loaders want those, too
+    shares: bool = False  # prepare samples before all bytes of their batch are there: other loaders want them, too
     inspect: bool = False  # read headers first where costs are unknown and a device lane is open
     cpu_runs: bool = True  # False: the CPU lane only inspects and collates, devices prepare every sample
     chunk_s: float = 2e-3  # least work of a dispatch of cheap samples
@@ -36,7 +36,7 @@ class Policy:
     window_batches: int = 1  # batches of the window
     per_group: int = 0  # batches of the window for each cheap batch that is admitted with others; 0: each by itself
     more_batches: int = 0  # batches by which the window may grow while it holds less than ``window_bytes``
-    window_bytes: int = 0
+    window_bytes: int = 0  # bytes of the window below which it may grow
     streams: int = 0  # workers that iterate the data set, each ticket being one's batch; 0: workers are given keys
 
     @property

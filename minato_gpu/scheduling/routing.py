@@ -42,7 +42,8 @@ def threshold(
     """Returns the ratio cpu / device from which on samples should go to the device, and the seconds until both lanes
     are done.
 
-    The ratio is infinity when the device should take nothing, 0.0 when it should take everything.
+    The ratio is infinity when the device should take nothing, 0.0 when it should take everything. Both are infinity
+    without slots.
 
     Args:
         cpu, device: predicted seconds of each waiting sample, shape (n,).
@@ -142,11 +143,10 @@ class Router:
         return ahead and self._policy.rescue and not self.no_device(entry.home)
 
     def rescues(self, entry: Entry, factor: float, since_s: float) -> tuple[int, ...]:
-        """Returns the split points at which a device would finish the sample before the CPU, where it has run for
-        ``since_s``.
+        """Returns the split points at which a device would finish the sample before the CPU; empty if there are none.
 
-        That is ``factor`` times the prediction, so the rest is assumed to take that much longer, too; on the CPU as
-        much may follow as has passed, as is usual for heavy tails.
+        The sample has run for ``since_s``, which is ``factor`` times the prediction. So the device is assumed to take
+        ``factor`` times as long for the rest, too, and the CPU another ``since_s``, as is usual for heavy tails.
         """
         if not self.may_rescue(entry):
             return ()

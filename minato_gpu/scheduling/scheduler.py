@@ -104,12 +104,12 @@ class Scheduler:
 
     @property
     def room(self) -> int:
-        """Number of further tickets that the window admits."""
+        """Number of further tickets that the window admits; below 1: none."""
         return self.policy.window + self.window.extra * self._intake.pace.batch - self._undelivered
 
     @property
     def end(self) -> OutputBatch | None:
-        """The order after the last batch, once every worker's own stream has ended; None before."""
+        """The order after the last batch, once every worker's own stream has ended; None before, or without streams."""
         ended = self._streams is not None and self._streams.ended
         return OutputBatch(self._next_order + self._undelivered) if ended else None
 
@@ -157,7 +157,8 @@ class Scheduler:
         return (self._ledger.ready_samples + self._composed) / self._intake.pace.batch
 
     def stall_cause(self) -> str:
-        """Returns why the consumer waits, in a word or two: the first cause that holds."""
+        """Returns why the consumer waits: the first that holds of "collate", "lateness", "memory", "sampler", "fetch",
+        "slow sample" and "preparation"."""
         if self._next_order in self._sizes:
             return "collate"
         if self._composition.held_back:

@@ -77,7 +77,7 @@ def cut(spans: Sequence[tuple[_N, _N]], start: int, stop: int) -> tuple[tuple[_N
 
 
 def number_at(spans: Sequence[tuple[_N, _N]], offset: int) -> _N:
-    """Returns the number at an offset."""
+    """Returns the number at an offset. Raises IndexError where there is none."""
     return cut(spans, offset, offset + 1)[0][0]
 
 

@@ -82,7 +82,7 @@ class Streams(Composition):
 
     def ask_for_more(self, work: Dispatcher, ledger: Ledger, undelivered: int) -> int:
         """Dispatches tickets to workers as far as the window, which holds ``undelivered`` batches, and memory allow.
-        Returns how many."""
+        Returns how many tickets."""
         lanes, asked = [lane for lane in work.lanes.values() if not lane.is_device], 0
         while lanes:
             allowed = ledger.fits(self.lease, self._workers)

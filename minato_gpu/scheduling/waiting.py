@@ -82,7 +82,8 @@ class Entry:
         return self.sums[at + count] - self.sums[at]
 
     def within(self, seconds: float, each: float) -> int:
-        """Returns how many of the first samples take at most ``seconds`` together; at least one."""
+        """Returns how many samples from the first on take at most ``seconds`` in all; at least one, and perhaps more
+        than the entry holds."""
         if not self.sums:
             return max(1, int(seconds / each)) if each > 0 else 1
         at = self.lo - self.begin
@@ -251,7 +252,7 @@ class Waiting:
         return self._top(self._near[side, home], side)
 
     def near(self, side: str, home: str = DEVICE) -> list[Entry]:
-        """Returns a few entries of this side and home near to the threshold, nearest first."""
+        """Returns at most ``STEAL_CANDIDATES`` entries of this side and home near to the threshold, nearest first."""
         heap = self._near[side, home]
         self._top(heap, side)
         items = [item for item in heap[:STEAL_CANDIDATES] if item[2].waits and item[2].side == side]
@@ -293,7 +294,7 @@ class Waiting:
             self.unread += entry.hi - entry.lo
 
     def reorder(self, rank: Callable[[Entry], None]) -> None:
-        """Ranks every entry again, after lanes have opened or were lost."""
+        """Calls ``rank``, which sets costs, side or priority, for every entry, and queues it accordingly."""
         entries = list(self._entries.values())
         for heap in (*self._fast.values(), *self._slow.values(), *self._near.values()):
             heap.clear()

@@ -69,8 +69,11 @@ class WindowLength:
             self._group()
 
     def delivered(self, batches: int, in_flight: int, batch_bytes: float) -> None:
-        """Changes the window's length by a batch after delivery of ``batches`` batches, if it is time to; ``in_flight``
-        bytes remain in it."""
+        """Records that ``batches`` batches were delivered; ``in_flight`` bytes remain in the window.
+
+        The window grows by a batch while it is too short for ``wanted`` batches together, and shrinks by one when it
+        exceeds its limit or has not been needed for long.
+        """
         wanted = max(0, self._per_group * self.wanted - self._least)
         if self.extra < wanted:
             self.lengthen(in_flight, batch_bytes)
