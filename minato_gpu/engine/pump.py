@@ -104,8 +104,8 @@ class Pump:
         if self.assembly.loading is not None:
             self.assembly.loading.host.clear()
         if self.reads is not None and (fetched := self.reads.receive()):
-            spans = [(lo, hi) for _, lo, hi in self.assembly.window.parts(fetched)]
-            self.run.handle(m.Fetched(perf_counter(), spans))
+            spans, copies = ([part[1:] for part in self.assembly.window.parts(each)] for each in fetched)
+            self.run.handle(m.Fetched(perf_counter(), spans, copies))
         for lane in self.lanes.values():
             self._take_in(lane, lane.receive())
         self._take_awaited()

@@ -20,6 +20,7 @@ from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.scheduling.spans import TicketSpan, joined, singles, tickets
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
+from minato_gpu.sources.sent_samples import is_copy
 from minato_gpu.sources.source import Key, Source, prepared_key
 from minato_gpu.util.messages import LOGGER
 from minato_gpu.window.records import Record
@@ -46,6 +47,7 @@ class ReadAhead:
         self._seeds: dict[int, int] = {}  # base seeds by epoch, if samples are shared
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
         self._here: dict[TicketId, tuple[Place, ...]] = {}
+        self.copies: set[TicketId] = set()  # of those, serials whose sample another loader has prepared
         self._outbox = Outbox()
         self._admitted = 0  # serials below this one have been admitted
         self._missing = 0  # admitted serials whose bytes have not arrived
@@ -55,6 +57,7 @@ class ReadAhead:
         """Cancels all that was wanted."""
         self.reader.new_run()
         self._waits, self._here, self._admitted, self._missing = set(), {}, 0, 0
+        self.copies.clear()
         self._outbox = Outbox()
 
     @property
@@ -131,9 +134,9 @@ class ReadAhead:
             self.reader.admit(end)
         return joined(singles(here))
 
-    def receive(self) -> list[TicketSpan]:
+    def receive(self) -> tuple[list[TicketSpan], list[TicketSpan]] | None:
         """Returns the admitted tickets whose bytes have arrived since the last call, as spans that may reach over
-        places."""
+        places: those to be prepared, and those to be copied from another loader. None if there are none."""
         told = None if self._lost else self.reader.receive()
         if told is None and not self._lost:
             self._lost = True
@@ -141,15 +144,18 @@ class ReadAhead:
             self.reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
         if not told:
-            return []
+            return None
         fetched = cast("dict[TicketId, tuple[Place, ...]]", dict(told))
         self._waits.difference_update(fetched)
         self._here.update(fetched)
+        if self._shares:
+            self.copies.update(serial for serial, places in fetched.items() if is_copy(places))
         if not self._missing:
-            return []
+            return None
         awaited = sorted(serial for serial in fetched if serial < self._admitted)
         self._missing -= len(awaited)
-        return joined(singles(awaited))
+        prepared = [serial for serial in awaited if serial not in self.copies]
+        return joined(singles(prepared)), joined(singles(serial for serial in awaited if serial in self.copies))
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]
@@ -166,6 +172,7 @@ class ReadAhead:
         for serial in tickets(spans):
             places = self._here.pop(serial, None)
             if places is not None:
+                self.copies.discard(serial)
                 self._outbox.release(serial, places)
 
     def say(self) -> None:

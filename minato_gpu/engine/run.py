@@ -153,7 +153,8 @@ class Run:
                 by_job = self._jobs.joined(chunk.order, report.items, report.prepared, self.logs[flight.task.epoch])
             self._log(lane, flight, spans, report, shown, by_job)
         if self._estimates is not None:
-            observe(lane, chunk, spans, report, self._estimates, self._assembly)
+            copies = set[TicketId]() if self._reads is None else self._reads.copies
+            observe(lane, chunk, spans, report, self._estimates, self._assembly, copies)
         if chunk.kind == "run":
             self._finished(report, spans)
         elif chunk.kind == "next":

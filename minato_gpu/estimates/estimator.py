@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,13 @@ class Observed(NamedTuple):
     took: float  # seconds that were spent on all of them
     parts: list[Part | None] | None = None  # parts of samples with split points, where they are known (see ``Report``)
     handed: list[int] | None = None  # bytes of those that go on elsewhere, -1 for the others
+
+    def without(self, left_out: Set[TicketId]) -> Observed:
+        """Returns the costs of the other samples, none of which is known by parts."""
+        at = [i for i, serial in enumerate(self.serials) if serial not in left_out]
+        seconds = [self.seconds[i] for i in at]
+        took = self.took - sum(self.seconds) + sum(seconds)
+        return Observed([self.keys[i] for i in at], [self.serials[i] for i in at], seconds, took)
 
 
 class Estimator:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
 from minato_gpu.lanes.base import Failure, Features, Handed, HostRead, Item, Report
 from minato_gpu.lanes.contract import Lane
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.spans import TicketSpan, singles, tickets
 from minato_gpu.window.assembly import Assembly
 
 
 def observe(
-    lane: Lane, chunk: m.Chunk, spans: tuple[TicketSpan, ...], report: Report, to: Estimator, of: Assembly
+    lane: Lane,
+    chunk: m.Chunk,
+    spans: tuple[TicketSpan, ...],
+    report: Report,
+    to: Estimator,
+    of: Assembly,
+    copies: Set[TicketId],
 ) -> None:
-    """Learns costs from the samples ``spans`` of a chunk. Times measured on another machine are ignored."""
+    """Learns costs from the samples ``spans`` of a chunk. Times measured on another machine are ignored, and those of
+    ``copies``, which another loader has prepared."""
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return
@@ -25,8 +35,11 @@ def observe(
         if report.times is None:
             to.not_measured(spans)
         else:
-            serials = [*tickets(spans)] if to.by_serial else []
-            to.measured(lane.kind, Observed(of.window.keys(spans), serials, report.times, report.seconds))
+            serials = [*tickets(spans)] if to.by_serial or copies else []
+            seen = Observed(of.window.keys(spans), serials, report.times, report.seconds)
+            seen = seen.without(copies) if copies else seen
+            if seen.keys:
+                to.measured(lane.kind, seen)
         return
     items = report.items or [None] * count
     serials = [*tickets(spans)]

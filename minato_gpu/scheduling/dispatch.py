@@ -271,8 +271,9 @@ class Dispatcher:
         A chunk belongs to one epoch, and so has one seed.
         """
         following = self._first(lane) if lane.is_device else self.waiting.at(entry.hi)
-        if self.policy.inspect and not lane.is_device and (following is None or following.side != m.CPU):
-            following = self._first(lane)  # a device has the neighbours
+        elsewhere = self.policy.inspect or self.fetching.watches  # a device has the neighbours, or they are being read
+        if elsewhere and not lane.is_device and (following is None or following.side != m.CPU):
+            following = self._first(lane)
         if following is None or entry.place.epoch != following.place.epoch:
             return None
         if lane.is_device:

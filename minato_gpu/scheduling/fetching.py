@@ -25,7 +25,7 @@ class Fetching:
         self._places = places
         self._whole = whole
         self._held = 0  # places with unfetched samples
-        self.watches = False  # ``observe`` must be called
+        self.watches = False  # samples are held, or were when ``observe`` was called last
         self._idle = 0  # idle slots since ``_since``
         self._since = 0.0
 

@@ -15,6 +15,7 @@ from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
 from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
 
+COPY_S = 100e-6  # seconds to copy a sample that another loader has prepared, about
 STORE_S = 300e-6  # seconds to store a sample for the worker that collates its batch, and to read it there
 _ENOUGH = 512  # samples after which a lane's mean is reliable
 _UNKNOWN_S = 1e-3  # assumed device seconds of a sample while nothing is known
@@ -113,6 +114,10 @@ class Intake:
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
             self._mark_for_inspection(entry)
         self._waiting.add(entry)
+
+    def add_copies(self, lo: TicketId, hi: TicketId, place: Place) -> None:
+        """Queues tickets of the place of which a worker has but to copy the samples."""
+        self._waiting.add(Entry(lo, hi, place, COPY_S))
 
     def _mark_for_inspection(self, entry: Entry) -> None:
         """Marks an entry for inspection, half a window early, so that its costs are known before it is routed."""

@@ -106,10 +106,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Event: the bytes of these admitted serials have arrived; each span is in one place and comes once."""
+    """Event: the bytes of these admitted serials have arrived; each span is in one place and comes once.
+
+    Of the serials ``copies`` another loader has prepared the sample, which a worker has but to copy.
+    """
 
     time: float
     spans: Sequence[TicketSpan]
+    copies: Sequence[TicketSpan] = ()
 
 
 @dataclass(frozen=True, slots=True)

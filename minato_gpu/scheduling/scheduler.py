@@ -62,7 +62,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: self._intake.open,
             m.Admitted: self._admitted,
-            m.Fetched: lambda event: self._queue_fetched(self.fetching.arrived(event.spans)),
+            m.Fetched: self._fetched,
             m.Resumed: self._resumed,
             m.Ended: self._ended,
             m.Inspected: self._inspected,
@@ -204,6 +204,11 @@ class Scheduler:
             self._queue(place, place.first, place.end)
         else:
             self._queue_fetched(self.fetching.admit(place, event.fetched))
+
+    def _fetched(self, event: m.Fetched) -> None:
+        self._queue_fetched(self.fetching.arrived(event.spans))
+        for place, lo, hi in self.fetching.arrived(event.copies):
+            self._intake.add_copies(lo, hi, place)
 
     def _queue_fetched(self, parts: Iterable[Part]) -> None:
         for part in parts:

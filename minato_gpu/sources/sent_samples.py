@@ -111,6 +111,11 @@ def place_of(number: int, block: int, nbytes: int, checksum: int) -> Place:
     return block, nbytes, checksum, PREPARED, number, None
 
 
+def is_copy(places: Sequence[Place]) -> bool:
+    """Returns whether a ticket's places say where a copy of its sample is."""
+    return any(place[3] == PREPARED and place[0] != ASKED for place in places)
+
+
 def send_asked(end: socket.socket, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
     """Sends a sample, in pieces, as it was ``asked`` for. Raises as ``send``."""
     checksum = xxh3_64()

@@ -238,6 +238,16 @@ prepared samples stay although all have had them
 -        if not sample.wanted and sample.is_staged and sample.had >= max(2, len(self.group.members)):
 +        if sample is None:
 
+=== scheduling/scheduler.py: scheduling/test_pacing.py
+a sample that is but to be copied counts as one to be prepared
+-            self._intake.add_copies(lo, hi, place)
++            self._queue(place, lo, hi)
+
+=== scheduling/dispatch.py: scheduling/test_pacing.py
+what has arrived is given to workers neighbour by neighbour
+-self.policy.inspect or self.fetching.watches
++self.policy.inspect
+
 === sources/sent_samples.py: sources/test_sent_samples.py
 a copy is taken although its block has become another's
 -    return data if xxh3_64_intdigest(data.data) == checksum else None

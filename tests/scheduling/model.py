@@ -101,8 +101,8 @@ class Shell:
         self.tell(m.Admitted(self.tick(), *what, between=between, home=home, fetched=fetched))
         assert len(self.place_of) - sum(_size(batch) for batch in self.delivered) <= self.policy.window
 
-    def fetch(self, serials: Sequence[int]) -> None:
-        """The bytes of these have come; neighbours of one place are told together."""
+    def fetch(self, serials: Sequence[int], *, copies: bool = False) -> None:
+        """The bytes of these have come, or ``copies``; neighbours of one place are told together."""
         spans: list[TicketSpan] = []
         for serial in sorted(serials):
             lo, hi = spans[-1] if spans else (-1, -1)
@@ -111,7 +111,7 @@ class Shell:
             else:
                 spans.append((TicketId(serial), TicketId(serial + 1)))
         self.unfetched.difference_update(serials)
-        self.tell(m.Fetched(self.tick(), spans))
+        self.tell(m.Fetched(self.tick(), [], spans) if copies else m.Fetched(self.tick(), spans))
 
     def finish(
         self, number: int, upto: int, failed: tuple[int, ...] = (), seconds: float = 0.01, heeds: bool = True

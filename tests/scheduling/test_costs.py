@@ -130,6 +130,11 @@ def test_the_estimator_learns_what_samples_cost_in_a_full_micro_batch() -> None:
     assert learned < 3 * (EACH_S + FIXED_S / MOST) < plain / 1.5
 
 
+def test_what_was_copied_from_another_loader_is_not_learned() -> None:
+    seen = Observed(["a", "b", "c"], [TicketId(0), TicketId(1), TicketId(2)], [1.0, 1e-4, 3.0], 8.0)
+    assert seen.without({TicketId(1)}) == Observed(["a", "c"], [TicketId(0), TicketId(2)], [1.0, 3.0], 8.0 - 1e-4)
+
+
 def _work(cpu: Array, device: Array, run_s: float, header_s: float | None = None) -> Work:
     """Batches of 128 for 14 workers and a GPU that takes ``run_s`` for each micro-batch beside its samples."""
     return Work(

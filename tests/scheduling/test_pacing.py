@@ -21,6 +21,7 @@ from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.window_length import WindowLength
 from minato_gpu.scheduling.worker_count import WorkerCount
+from tests.support.tickets import span
 
 SIZE, SLOTS = 8, 4
 CHEAP_S, SLOW_S = 0.02, 3.0
@@ -154,6 +155,17 @@ def _leases(policy: Policy, places: int, size: int, slots: int) -> list[int]:
         scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * size), size, [0.01] * size))
     said = scheduler.handle(m.LaneOpened(0.0, m.CPU, slots, known=EVEN))
     return [each.chunk.size for each in said if isinstance(each, m.Dispatch)]
+
+
+def test_samples_to_be_copied_travel_together_wherever_they_are_in_their_batches() -> None:
+    scheduler = Scheduler(Policy(window=4 * SIZE, shares=True))
+    scheduler.handle(m.LaneOpened(0.0, m.CPU, 1, known=m.LaneCosts(100, CHEAP_S, 0.0)))
+    for place in range(2):
+        first = TicketId(place * SIZE)
+        scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, first, SIZE, fetched=[]))
+    copies = [span(0, 3), span(4, 7), span(SIZE + 1, SIZE + 2)]
+    sent = [each.chunk.spans for each in scheduler.handle(m.Fetched(0.0, [], copies)) if isinstance(each, m.Dispatch)]
+    assert sent == [tuple(copies)]
 
 
 def test_a_lease_does_not_end_with_every_batch_of_one_sample() -> None:

@@ -89,7 +89,8 @@ class Loader(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.shell.unfetched))
     @rule(data=st.data())
     def fetch(self, data: Any) -> None:
-        self.shell.fetch(data.draw(st.lists(st.sampled_from(sorted(self.shell.unfetched)), min_size=1, unique=True)))
+        serials = data.draw(st.lists(st.sampled_from(sorted(self.shell.unfetched)), min_size=1, unique=True))
+        self.shell.fetch(serials, copies=data.draw(st.booleans()))
 
     @precondition(lambda self: any(chunk.kind == "run" for chunk in self.shell.held.values()))
     @rule(choose=st.integers(0, 50), share=st.floats(0, 1), fails=st.integers(0, 5), heeds=st.booleans())
