@@ -76,7 +76,7 @@ class Builder:
         self.settings = Settings.of(loader, options)
 
     def job(self, base_seed: int, epochs_before: int) -> Job:
-        """Returns what workers need for their whole life."""
+        """Returns what workers need for their whole life. For the arguments see ``Job``."""
         loader, options, settings = self.loader, self.options, self.settings
         init = loader.worker_init_fn
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
@@ -101,7 +101,7 @@ class Builder:
     def open_lanes(
         self, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
     ) -> tuple[dict[str, Lane], Loading | None]:
-        """Opens all lanes; returns them by name, and the way of batches to devices if these are GPUs.
+        """Opens all lanes; returns them by name, and the way of batches to GPUs (None if batches stay on the host).
 
         ``undo`` closes what is open. The order matters: worker processes are forked before CUDA is initialised, and
         threads begin after that.
@@ -143,9 +143,9 @@ class Builder:
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
-        """Borrows the reader process, if the data set says what there is to be read.
+        """Borrows the reader process. Returns None if the data set declares no sources and shares no prepared samples.
 
-        With workers of other machines there is none: each sample is read where it is prepared, which is not known yet.
+        None also with workers of other machines: each sample is read where it is prepared, which is not known yet.
         """
         if self.loader.cluster is not None:
             return None
@@ -242,7 +242,8 @@ def build_engine(
     *,
     epochs_before: int = 0,
 ) -> Engine:
-    """Starts workers and device executors for the loader. The engine is closed at the latest when Python ends.
+    """Returns an engine whose workers and device executors have been started. It is closed when Python ends, if not
+    before.
 
     ``readers`` owns the loader's reader process. ``epochs_before``: see ``Job``.
     """

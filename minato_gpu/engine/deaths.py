@@ -58,7 +58,7 @@ class Deaths:
         self._singly.clear()
 
     def check_start(self, lane: str, exit_: Exit, claim: Claim) -> None:
-        """Raises WorkerDied if workers in this place keep dying before they take a task."""
+        """Raises WorkerDied if this is the last of ``STARTS`` workers in its place that ended before taking a task."""
         number = lane, exit_.number
         self._failed_starts[number] = 0 if claim.chunk >= 0 else self._failed_starts[number] + 1
         if self._failed_starts[number] >= STARTS:
@@ -69,7 +69,10 @@ class Deaths:
         return bool(self._singly) and not self._singly.isdisjoint(tickets(spans))
 
     def stage(self, claim: Claim) -> str | None:
-        """Returns the name of the stage that a worker was at."""
+        """Returns what a worker was at: a stage's name, "collate" while it joined a batch, "send" while it reported.
+
+        None if it was at the data set, or at nothing.
+        """
         if claim.stage in (JOINING, REPORTING):
             return "collate" if claim.stage == JOINING else "send"
         return self._stages[claim.stage - 1] if 0 < claim.stage <= len(self._stages) else None
@@ -86,10 +89,10 @@ class Deaths:
         *,
         job: bool = False,
     ) -> Verdict:
-        """Decides which samples of a dead worker's task are given up.
+        """Decides which samples of a dead worker's task are given up; the others are to be prepared again.
 
         ``spans`` are the task's samples, of which those from offset ``done`` to ``stop`` are not reported. ``job``: the
-        task joins them to a batch.
+        task joins them to a batch. Raises WorkerDied for the last of ``LOOPS`` workers that died at none of them.
         """
         nothing = Verdict((0, 0), [])
         reporting = claim.stage == REPORTING

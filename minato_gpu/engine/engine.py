@@ -85,7 +85,7 @@ class Engine(Batches):
     # --- epochs --------------------------------------------------------------------------------------------
 
     def begin(self, source: EpochBatches, expected: int | None, *, prefetched: bool) -> None:
-        """Starts an epoch.
+        """Starts an epoch of ``expected`` samples (None: not known). Raises what its sampler raises.
 
         ``prefetched``: ``prefetch`` was given this very source, and the epoch goes on from there.
         """
@@ -126,7 +126,11 @@ class Engine(Batches):
     # --- the consumer's side -------------------------------------------------------------------------------
 
     def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] = lambda: None) -> Value:
-        """Returns the next batch (see ``Batches``)."""
+        """Returns the next batch (see ``Batches``).
+
+        Raises also RuntimeError after ``timeout`` seconds, for a broken lane, or in a process forked from the
+        engine's; WorkerDied or WorkerHung for a worker that is not replaced; and EndOfEpoch once closed.
+        """
         asked()
         started, epochs = perf_counter(), self.epochs
         self.delivered = None
@@ -196,7 +200,10 @@ class Engine(Batches):
         return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> Wait | None:
-        """Pumps until the next batch is ready, or the epoch turns out to be over. Returns None if it need not sleep."""
+        """Pumps until the next batch is ready, or the epoch turns out to be over.
+
+        Returns the wait, with its causes; None if it was over at once.
+        """
         self._listen()
         self.epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
         self._settle()
@@ -232,7 +239,7 @@ class Engine(Batches):
         return wait
 
     def _look_at_host(self) -> None:
-        """Puts as many workers to work as this rank's share of the host's cores is now."""
+        """Puts as many workers to work as this rank's share of the host's cores is now, where ranks share them."""
         if self._share is not None and self._share.look(perf_counter(), self.pump.run.scheduler.batches_ready):
             self._resize(self._share.workers)
 
@@ -249,7 +256,10 @@ class Engine(Batches):
         self._links.board.fence()
 
     def _sleep(self, started: float) -> None:
-        """Sleeps until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
+        """Sleeps until a report arrives, a worker ends, or the scheduler wants to look at what runs.
+
+        May return early. ``started``: when the consumer began to wait. Raises as ``next``.
+        """
         now = perf_counter()
         wake = self.pump.run.scheduler.wake_at()
         self._look_at_host()
@@ -309,7 +319,7 @@ class Engine(Batches):
                 look_at = self._look_at()
 
     def _look_at(self) -> float | None:
-        """Returns when the pump thread is to look at what runs.
+        """Returns when the pump thread is to look at what runs; None if it need not.
 
         Batches that go to a device are to be complete before they are asked for, and not to wait for what is slow.
         """

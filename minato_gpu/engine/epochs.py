@@ -38,8 +38,10 @@ class Epoch:
         self.end: OutputBatch | None = None
 
     def samples_after(self, serial: TicketId) -> int | None:
-        """Returns how many samples are to follow, by the sampler's length; None if it has none, or has yielded more
-        already."""
+        """Returns how many samples are to follow from ``serial`` on, by the sampler's length.
+
+        None if the sampler has no length, or has yielded more already.
+        """
         said = self.source.length
         left = -1 if said is None else said - (serial - self.first_serial)
         return None if left < 0 else left
@@ -78,7 +80,7 @@ class Epochs:
 
     @property
     def first(self) -> Epoch | None:
-        """The epoch that is delivered."""
+        """The epoch that is delivered; None before the first."""
         return next(iter(self._epochs.values()), None)
 
     @property
@@ -115,7 +117,7 @@ class Epochs:
         self._epochs = {number: self._epochs[number]}
 
     def add(self, source: EpochBatches, *, early: bool = False) -> None:
-        """Adds an epoch, to be drawn once those before it are; ``early``: before it begins."""
+        """Adds an epoch, to be drawn once those before it are; ``early``: it is prefetched."""
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         first = OutputBatch(0 if resumed else self._drawn)
         epoch = Epoch(source, first, TicketId(0) if resumed else self._serial)

@@ -37,8 +37,9 @@ class Handover:
     ) -> Value:
         """Returns the batch of these positions as the consumer sees it; the consumer has waited since ``asked``.
 
-        Of a run of samples it returns the first. An error of handing the batch over becomes the batch's failure. Raises
-        what ``judge`` raises, if the batch must not come without its bad samples.
+        Of samples that are delivered one by one it returns the first, or raises its error. Otherwise an error of
+        handing the batch over becomes the batch's failure; of a batch that has one, or no samples, it returns None.
+        Raises what ``judge`` raises, if the batch must not come without its bad samples.
         """
         if batch.items:
             self.items.begin(batch, epoch)
@@ -90,7 +91,7 @@ class ItemRun:
 
     @property
     def span(self) -> list[Span]:
-        """Returns the positions of the next item."""
+        """The position of the next item, as a span; of a stream's batch, its ticket."""
         return [(self._position, self._position + 1)]
 
     def next(self, log: Telemetry, asked: float) -> Value:

@@ -59,7 +59,10 @@ class HostShare:
         self._page = SharedFile(f"cores-{host.job}", _ROW_BYTES * host.ranks)
 
     def look(self, now: float, ready: float) -> bool:
-        """Writes how many batches are ready, and reads what others have. Returns whether ``workers`` has changed."""
+        """Writes how many batches are ready, and reads what others have, at most once in ``PERIOD_S``.
+
+        Returns whether ``workers`` has changed.
+        """
         if now < self._due:
             return False
         self._due = now + PERIOD_S

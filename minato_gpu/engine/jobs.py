@@ -35,7 +35,7 @@ class Jobs:
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], (piece,), singly=singly)
 
     def _stored(self, spans: tuple[TicketSpan, ...]) -> list[StoredSample] | None:
-        """Returns where the samples are stored; None where none is, or a device does not give them up."""
+        """Returns where each sample is stored; None if none is, or those on a device cannot be copied to the host."""
         try:
             stored = self._assembly.stored(spans)
         except Exception:
@@ -46,7 +46,8 @@ class Jobs:
     def send(lane: Lane, task: Task) -> Task:
         """Sends a job to a lane; returns the task as it was sent.
 
-        What a device has left in this process may be impossible to send to a worker: the job then prepares all of them.
+        Samples of a device lane are stored in this process, and may be impossible to send to a worker: the job then
+        prepares all samples of its batch. Raises what sending raises if that does not help.
         """
         try:
             lane.send(task)
@@ -61,7 +62,8 @@ class Jobs:
     def joined(self, order: OutputBatch, items: list[Item], prepared: int, log: Telemetry) -> int:
         """Takes in a job that has ended, having ``prepared`` so many of its samples.
 
-        Returns how many of them are counted first.
+        Returns how many samples of the batch nobody had prepared before; the others that it prepared are counted as
+        repeated.
         """
         spans = self._assembly.spans(order)
         first = self._left.intersection(tickets(spans)) if self._left else set[TicketId]()

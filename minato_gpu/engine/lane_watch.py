@@ -11,7 +11,7 @@ from minato_gpu.lanes.contract import Lane
 
 
 class LaneWatch:
-    """Watches the descriptors of lanes that do not ring the workers' bell, for one thread.
+    """Watches the descriptors of lanes that do not ring the workers' bell, and ``more`` descriptors, for one thread.
 
     Each is watched until it has been readable once; then ``arm`` asks for more. So a lane that speaks while nobody
     wants to hear it wakes nobody twice. Lanes are asked for their descriptors every time, which may have changed.
@@ -24,7 +24,7 @@ class LaneWatch:
         self._epoll = select.epoll() if self.any else None
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable once a lane has something to report."""
+        """Returns a descriptor that is readable once a lane has something to report. Only if there is ``any``."""
         assert self._epoll is not None
         return self._epoll.fileno()
 
@@ -33,7 +33,7 @@ class LaneWatch:
         return self._epoll is not None and bool(self._epoll.poll(0))
 
     def arm(self, names: Iterable[str] | None = None) -> None:
-        """Watches lanes again (all, or ``names``); what has come meanwhile is noticed at once."""
+        """Watches again: everything, or the lanes in ``names`` only. What has come meanwhile is noticed at once."""
         if self._epoll is None:
             return
         for fd in self._more if names is None else ():

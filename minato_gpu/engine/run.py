@@ -61,7 +61,7 @@ class Run:
 
     @property
     def sent(self) -> list[Flight]:
-        """Returns the chunks that lanes have."""
+        """The chunks that were sent to lanes and have not ended."""
         return [flight for flight in self.scheduler.flights.values() if flight.task is not None]
 
     def revoke_all(self) -> None:
@@ -250,7 +250,10 @@ class Run:
     # --- workers that have died ----------------------------------------------------------------------------
 
     def lost(self, lane: Lane, exit_: Exit, log: Telemetry) -> None:
-        """Handles a worker of the lane that has ended, after all its reports. Others do what else it had taken."""
+        """Handles a worker of the lane that has ended, after all its reports. Others do what else it had taken.
+
+        Raises WorkerDied if others would die as well (see ``Deaths.judge``).
+        """
         claim = exit_.claim
         flight = self.scheduler.flights.get(claim.chunk) if claim.run == self.number else None
         if flight is None:

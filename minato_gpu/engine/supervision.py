@@ -86,11 +86,14 @@ class WorkerSupervisor:
                 self.keep(error.with_traceback(None))
 
     def keep(self, error: BaseException) -> None:
-        """Keeps an error that was found during the consumer's step; the first of them is raised."""
+        """Keeps an error that was found during the consumer's step; of several the first is raised."""
         self.broken = self.broken or error
 
     def check_workers(self, log: Telemetry) -> None:
-        """Replaces workers that are known to have ended, or raises WorkerDied."""
+        """Replaces workers that are known to have ended.
+
+        Raises WorkerDied if they are not replaced, one could not be, or another would do no better.
+        """
         faults = self._pump.faults
         while faults:
             lane, fault = faults.popleft()

@@ -57,14 +57,14 @@ class TakenBatch(NamedTuple):
 
 
 class EpochIterator(_BaseDataLoaderIter):
-    """The iterator of one epoch. ``ended``: it will deliver nothing more."""
+    """The iterator of one epoch. ``ended``: it will deliver nothing more; set with workers only."""
 
     _base_seed: int
     ended = False
     view: EpochView
 
     def __init__(self, loader: Arguments, seed: int | None) -> None:
-        """``seed`` is the base seed where it is known; then no generator moves."""
+        """``seed``: the base seed, where it is known; then no generator moves. None: it is drawn, as PyTorch does."""
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state()
         super().__init__(cast("DataLoader[Value]", loader))
@@ -99,9 +99,9 @@ class EpochIterator(_BaseDataLoaderIter):
         weakref.finalize(self, batches.log.left)
 
     def __len__(self) -> int:
-        """Batches of an epoch, as the loader says:
+        """Returns the batches of an epoch, as the loader does.
 
-        PyTorch's own would ask the sampler, which does not know several devices.
+        PyTorch's own method would ask the sampler, which does not know of several devices.
         """
         return len(cast("Sized", self._loader)) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
@@ -134,7 +134,8 @@ class EpochIterator(_BaseDataLoaderIter):
         """Returns the next batch that is not left out: its value in place, its positions, and how many samples of the
         epoch had been left out by then.
 
-        A rank's batch that has lost all its samples comes as a batch of one repeated sample.
+        One that has lost all its samples is left out or, where other ranks or devices count on it, comes as a batch of
+        one repeated sample. Raises as ``Batches.next``.
         """
         batches = self._batches
         if batches.log.facts.subscribers:
@@ -150,7 +151,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._cursor.delivered(taken.positions, taken.failed, returned=False)
 
     def _take(self) -> TakenBatch:
-        """Takes the next batch, with NOTHING as its value if it has lost all its samples."""
+        """Takes the next batch, with NOTHING as its value if it has lost all samples. Raises as ``Batches.next``."""
         batches = self._batches
         data = batches.next(self._number, self._failures.take, self._cursor.asked)
         assert batches.delivered is not None
@@ -160,7 +161,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _padded(self, lost: TakenBatch) -> Value:
         """Returns a batch of one sample in place of a batch that has lost all: from the last good batch, else from the
-        next one."""
+        next one. Raises RuntimeError if there is none."""
         began, log = perf_counter(), self._batches.log
         try:
             good = self._good or self._look_ahead()

@@ -74,8 +74,11 @@ class StreamHere(Batches):
     """
 
     def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
-        """``streams``: where the one stream begins; updated as it advances. ``samples``: the number of samples in a
-        batch."""
+        """``streams``: where the one stream begins; updated as it advances. ``samples``: samples of a batch.
+
+        Raises ValueError where a saved state cannot be taken up (see ``Stream``), or the stream, read again to get
+        there, draws from a global generator.
+        """
         start = streams.starts[0] if streams.starts else None
         # a stream that had ended when it was saved is not opened: its saved state is where the next epoch begins
         self._stream = stream = None if streams.left else Stream(job, start, samples)
@@ -91,7 +94,7 @@ class StreamHere(Batches):
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
-        """Returns the next batch, or raises what the stream raises (see ``Batches``)."""
+        """Returns the next batch. Raises EndOfEpoch at the stream's end, and the stream's errors as they are."""
         begin = perf_counter()
         self.delivered = None
         asked()
@@ -137,7 +140,10 @@ class SamplesHere(Batches):
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
-        """Returns the next batch without samples that are left out (see ``Batches``)."""
+        """Returns the next batch without samples that are left out; NOTHING if none remains (see ``Batches``).
+
+        Raises EndOfEpoch at the sampler's end.
+        """
         begin = perf_counter()
         self.delivered = self.last_good = None
         drawn = self._epoch.draw()

@@ -149,7 +149,8 @@ class EngineIterator(EpochIterator):
         return data if self._engine.assembly.loading is not None else super()._placed(data)
 
     def _prepare_next(self) -> None:
-        """Begins the next epoch early, once the sampler has ended and the window has room."""
+        """Begins the next epoch early, if ``epochs`` has another. Called once the sampler has ended and the window has
+        room."""
         loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return

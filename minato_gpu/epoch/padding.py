@@ -66,7 +66,7 @@ def batch_of(loader: Arguments, options: Options, epoch_seed: int, ticket: Ticke
 
 
 def _begin(init: Callable[[int], None] | None, seed: int, worker: int) -> None:
-    """Seeds the worker before it is asked for the sample."""
+    """Is the worker's ``worker_init_fn``: calls the loader's own, then seeds the generators for the sample."""
     gc.freeze()  # what the training process has dropped is that process's to collect
     if init is not None:
         init(worker)
@@ -74,7 +74,7 @@ def _begin(init: Callable[[int], None] | None, seed: int, worker: int) -> None:
 
 
 def _join(pipeline: Pipeline | None, seed: int, collate: Callable[[Value], Value], batched: bool, read: Value) -> Value:
-    """Collates what the data set has returned."""
+    """Runs the pipeline, if any, on what the data set has returned, and collates that."""
     samples = read if batched else [read]
     if pipeline is not None:
         samples = [pipeline.run(sample, seed) for sample in samples]

@@ -76,7 +76,7 @@ class Session:
 
     @property
     def starts_processes(self) -> bool:
-        """Returns whether the next epoch starts worker processes."""
+        """True unless workers are threads, or have started already and stay: then the start method does not matter."""
         return not self.options.threads and (self.engine is None or self.engine.closed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,9 +89,9 @@ class Session:
         return self._next_epoch if resumption is None else resumption.number
 
     def observe(self, loader: Arguments) -> None:
-        """Subscribes the observers that the arguments name (``trace``, profilers).
+        """Begins to write the trace that the argument ``trace`` names, if any. Only the first call does anything.
 
-        Only the first call does anything.
+        Raises OSError if its file cannot be written.
         """
         if self._is_observed:
             return
@@ -102,7 +102,8 @@ class Session:
     # --- epochs --------------------------------------------------------------------------------------------
 
     def _waiting(self, loader: Arguments) -> Resumption | None:
-        """Returns the loaded state that the next epoch is to go on from, if any; resolves it for this loader."""
+        """Returns the loaded state that the next epoch is to go on from, resolved for this loader; None if there is
+        none."""
         if self._pending is not None and not self._pending.fits(loader):
             self._given = self._pending.given
         if self._given is not None:
@@ -110,7 +111,10 @@ class Session:
         return self._pending
 
     def take_pending(self, loader: Arguments) -> Resumption | None:
-        """Returns the loaded state that this epoch is to go on from, and prepares sampler and generators for it."""
+        """Returns the loaded state that this epoch is to go on from, and prepares sampler and generators for it.
+
+        None if the epoch is to begin.
+        """
         resumption = self._waiting(loader)
         if resumption is None:
             return None
@@ -159,7 +163,7 @@ class Session:
         self._next_epoch, self._pending = number + 1, None
 
     def _counted_until(self, view: EpochView) -> Counts:
-        """Returns what earlier epochs have counted, if Prometheus wants that."""
+        """Returns what earlier epochs have counted; empty without ``metrics_port``."""
         last = self._shown
         if last is None or self.options.metrics is None:
             return {}
@@ -204,7 +208,8 @@ class Session:
     def left_here(self, loader: Arguments) -> list[StreamState]:
         """Returns where the data set of this process begins the next epoch, if the last one was resumed at its end.
 
-        The data set has then not been given that state, as its stream had nothing more to yield.
+        Else, and with worker processes, empty. The data set has not been given that state, as its stream had nothing
+        more to yield.
         """
         streams = None if self.cursor is None else self.cursor.epoch.streams
         here = loader.num_workers == 0 or self.options.threads
@@ -217,7 +222,8 @@ class Session:
         return self._stats_of(self._view("stats()"))
 
     def snapshot(self) -> LoaderSnapshot | None:
-        """Returns the loader's present counts for other processes (see ``StatsProvider``)."""
+        """Returns the loader's present counts for other processes (see ``StatsProvider``); None before the first
+        epoch."""
         shown = self._shown
         return None if shown is None else LoaderSnapshot(shown.number, self._stats_of(shown.view), shown.ended)
 

@@ -40,7 +40,7 @@ class BadSample:
         epoch: in which it failed.
         position: its place in the sampler's order of that epoch.
         index: the key that the sampler yielded.
-        stage: a stage of the pipeline, or another step ("send").
+        stage: a stage of the pipeline, or "send": pickling and storing the sample.
         lane: where it was prepared.
         path: of its file.
         error: the name of the exception's type.

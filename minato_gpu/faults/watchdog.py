@@ -58,12 +58,10 @@ class Watchdog:
         return self._due
 
     def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
-        """Returns the workers that hang, and sets ``next_look``.
+        """Returns the workers that hang: over the limit now and in the look before, at the same sample.
 
-        ``told``: what the workers of each lane are at, as the lanes have just reported.
-
-        A worker hangs if it was over the limit in the look before, too, at the same sample. Sets ``next_look``: in 50
-        ms if a worker is newly over the limit, else when the next one may be.
+        ``told``: what the workers of each lane are at, as the lanes have just reported. Sets ``next_look``: in 50 ms if
+        a worker is newly over the limit, else when the next one may be.
         """
         if now - self.next_look(now) > max(self._pause, _LATE_S):
             self._resumed = now

@@ -114,7 +114,7 @@ class Arena:
             self._held = end
 
     def occupy(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Marks blocks (offset and bytes) of the last owner as used; they will be freed.
+        """Makes these blocks (offset and bytes) of the last owner the only ones in use; each is to be freed later.
 
         Called in a new owner's arena.
         """

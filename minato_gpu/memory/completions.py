@@ -128,7 +128,8 @@ class Completions:
 
     @property
     def ready_anywhere(self) -> tuple[int, int]:
-        """Returns the range of marks of all places."""
+        """The range of marks (first, end) that have ever been in a block: every ready one is in it, of places and
+        jobs."""
         return 0, self._used
 
     def leading(self, begin: int, end: int) -> int:
@@ -221,7 +222,7 @@ class Bell:
         self._consumer = consumer
 
     def ring(self) -> None:
-        """Wakes whoever wants to know that something was reported, or a lease has ended."""
+        """Wakes the thread that has asked for attention on the board, the pump or the consumer; nobody if none has."""
         attention = self._words[ATTENTION]
         if attention == PUMP:
             os.eventfd_write(self._pump, 1)
@@ -237,8 +238,10 @@ class Bell:
         worker: int,
         locations: Sequence[Location] | None,
     ) -> None:
-        """Reports tickets from ``begin`` on as finished (see ``Completions.record``), and wakes the consumer if it
-        waits for them."""
+        """Reports tickets from ``begin`` on as finished (see ``Completions.record``).
+
+        Rings if somebody waits for some of them, and as many as that needs are finished now.
+        """
         stop, words, completions = begin + len(took), self._words, self._completions
         completions.record(begin, took, end, elapsed, worker, locations)
         self._fence()
@@ -253,7 +256,7 @@ class Bell:
             self.ring()
 
     def await_tickets(self, begin: int, end: int, need: int) -> bool:
-        """Has workers ring once ``need`` of these tickets are finished; returns whether they are.
+        """Has workers ring once ``need`` of these tickets are finished and not taken in; returns whether they are now.
 
         Called in the parent.
         """

@@ -58,7 +58,7 @@ class Leaf:
     shape: tuple[int, ...]
     raw: np.dtype[np.generic]  # dtype of the stored bytes
     dtype: torch.dtype | None  # dtype that the consumer sees
-    in_sequence: bool = False
+    in_sequence: bool = False  # object in a list or tuple: ``default_collate`` makes a tuple of such, else a list
 
     @cached_property
     def nbytes(self) -> int:
@@ -83,7 +83,7 @@ class Layout:
 
     @classmethod
     def of(cls, sample: Value) -> Layout | None:
-        """Returns the layout of a sample, or None if ``default_collate`` would not simply stack it."""
+        """Returns the layout of a sample; None if ``default_collate`` would not simply stack it, or it is all text."""
         leaves: list[Leaf] = []
         try:
             tree = _describe(sample, leaves, in_sequence=False)

@@ -31,7 +31,7 @@ class FolderRefused(OSError):
 
 
 class PrivateFolder:
-    """An open folder of sockets, each named after its process. ``path`` is for people to read."""
+    """An open folder of sockets, each named after its process, and of shared files. ``path`` is for people to read."""
 
     def __init__(self) -> None:
         """Opens the folder, and makes it if there is none. Raises OSError (FolderRefused) if it cannot be used."""
@@ -105,7 +105,8 @@ class PrivateFolder:
             os.unlink(str(name), dir_fd=self._fd)
 
     def open(self, name: str) -> int:
-        """Opens a file for reading and writing, and makes it if there is none. The caller closes the descriptor."""
+        """Returns the descriptor of a file, open for reading and writing; makes it if there is none. The caller closes
+        it."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
     @contextlib.contextmanager
@@ -143,7 +144,7 @@ class PrivateFolder:
 
 
 class SharedFile:
-    """A small file in that folder which several processes map.
+    """A small file in the private folder which several processes map; ``map`` is the mapping.
 
     The last one to close it removes it; what killed processes have left is removed as another file is opened.
     """

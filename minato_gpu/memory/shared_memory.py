@@ -65,7 +65,7 @@ class SharedMemory:
         return self._view[begin : begin + nbytes]
 
     def give_back(self, begin: int, nbytes: int) -> None:
-        """Returns whole pages to the system: they are zero afterwards, for every process."""
+        """Returns whole pages (multiples of their size) to the system: they are zero afterwards, for every process."""
         self._map.madvise(mmap.MADV_REMOVE, begin, nbytes)
 
     def close(self) -> None:

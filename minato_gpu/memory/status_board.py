@@ -48,8 +48,8 @@ _BITS = 63  # of a word that is no sign; later stages are never asked for
 ATTENTION, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM, ACTIVE = range(6)
 """Words of the header. ATTENTION: who is to be woken by what is reported; AWAITED_*: how many tickets, of which,
 somebody waits for (see ``completions``); RING_FROM: the end of a lease of this number or a later one is worth a
-wake-up, because too few are left. It never falls in a run. ACTIVE: workers of lower numbers than this take tasks, the
-others rest."""
+wake-up, because too few are left (0: of any lease). ACTIVE: workers of lower numbers than this take tasks, the others
+rest."""
 NOBODY, PUMP, CONSUMER = range(3)
 """In ATTENTION."""
 _HEADER = 8
@@ -66,7 +66,7 @@ class Claim(NamedTuple):
     run: int
     chunk: int
     started: int  # samples of the chunk that had been begun
-    stage: int  # stage that the last of them was at
+    stage: int  # step that the last of them was at, as the word STAGE says it
 
 
 class WorkerStatusBoard:
@@ -119,7 +119,7 @@ class WorkerStatusBoard:
     def revoke(self, worker: int, run: int, chunk: int, keep: int) -> int | None:
         """Stops the worker before sample ``keep`` of the chunk.
 
-        Returns where it stops at the latest; None if it is too late.
+        Returns where it stops at the latest; None if it is too late: the task has ended.
 
         It may stop before a sample that it was just about to begin: see ``stopped``.
         """
@@ -133,13 +133,16 @@ class WorkerStatusBoard:
         return max(keep, started)
 
     def stopped(self, worker: int, run: int, chunk: int) -> int | None:
-        """Returns how many samples the worker had begun of its last task that a limit ended."""
+        """Returns how many samples of this task the worker had begun when a limit ended it.
+
+        None if no limit has ended it, or one has ended a later task.
+        """
         self.fence()
         begun = self.words[self.row(worker) + STOPPED] - base_of(run, chunk)
         return begun if 0 <= begun < 1 << _LIMIT_BITS else None
 
     def nbytes(self, worker: int) -> int:
-        """Returns the bytes that the worker's task has come to so far."""
+        """Returns the bytes, in no rows, that the worker's task has come to so far, where it has a credit."""
         return int(self.words[self.row(worker) + BYTES])
 
     def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:
@@ -156,7 +159,10 @@ class WorkerStatusBoard:
         return words[row + HAND] == words[row + CHUNK] and split < _BITS and bool(words[row + SPLITS] >> split & 1)
 
     def claim(self, worker: int) -> Claim:
-        """Returns the last task of a worker that has ended, whether it had finished it or not."""
+        """Returns the last task that a worker had taken before it ended, finished or not; run and chunk -1: none.
+
+        Of a task that it had only taken, or had finished, ``started`` and ``stage`` are 0.
+        """
         row, inbox = self.row(worker), self._inbox_word(worker)
         run, chunk = self.words[inbox], self.words[inbox + 1]
         if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):
@@ -198,7 +204,7 @@ class WorkerStatusBoard:
     # --- worker -------------------------------------------------------------------------------------------
 
     def inbox(self, worker: int) -> memoryview:
-        """Returns where this worker receives its tasks."""
+        """Returns the memory that this worker receives its tasks into, touched page by page."""
         if worker not in self._inboxes:
             begin = self._inboxes_at + worker * INBOX
             self._inboxes[worker] = inbox = self._bytes[begin : begin + INBOX]

@@ -33,5 +33,5 @@ class Batches(Protocol):
 
         ``judge`` is called with samples that are to be left out. ``asked`` is called before the batch is taken, or
         prepared here after its keys were drawn: then a state's torch generator is recorded. Raises EndOfEpoch at the
-        end, else the error of preparing the batch or of the last draw.
+        end, else the error of preparing the batch or of drawing its keys.
         """

@@ -13,14 +13,14 @@ from minato_gpu.window.loading import Loading
 
 
 def stored_part(item: Item) -> Item:
-    """Returns the part of a sample's item that refers to stored memory."""
+    """Returns where the fields of a host read or a handed-over sample are stored; any other item as it is."""
     return item.fields if isinstance(item, (Features, Handed)) else item
 
 
 class HostMemoryAccount:
     """Accounts for blocks of the workers' arenas and of the engine's.
 
-    ``bytes``: of samples and batches not delivered.
+    ``bytes``: of samples and batches that are ready and not delivered; ``peak``: their maximum so far.
     """
 
     def __init__(self, links: WorkerChannels, loading: Loading | None) -> None:
@@ -36,7 +36,7 @@ class HostMemoryAccount:
         self.peak = max(self.peak, self.bytes)
 
     def release(self, item: Item) -> None:
-        """Returns the memory of an item to the worker that owns it."""
+        """Returns the blob of an item, if it has one, to the worker that owns the memory."""
         item = item.item if isinstance(item, Yielded) else stored_part(item)
         if isinstance(item, Blob):
             self._loans.give_back(item.places)

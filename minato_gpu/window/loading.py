@@ -23,7 +23,7 @@ Part = tuple[Record, TicketId, TicketId]
 
 
 class Loading:
-    """Sends batch number k of an epoch to device number k modulo their number.
+    """Sends batch number k of an epoch to device number k modulo the number of devices.
 
     ``transfers`` are by the device's number; two numbers may stand for one device, and then share them.
     """
@@ -38,16 +38,16 @@ class Loading:
         return self.transfers[batch.number % len(self.transfers)]
 
     def admit(self, record: Record) -> None:
-        """Notes that a place enters the window: batches will have as many rows as it."""
+        """Notes that a place enters the window: a batch may have as many rows."""
         for transfers in self.transfers:
             transfers.rows = max(transfers.rows, record.place_rows)
 
     def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part], objects: list[list[Value]]) -> None:
-        """Loads a batch whose samples are rows of their places' slabs, or were made on the device."""
+        """Submits the load of a batch whose samples are rows of their places' slabs, or were made on the device."""
         self._submit(batch, _rows_load(layout, batch.size, parts, objects))
 
     def value(self, batch: Batch, make: Callable[[], Value]) -> None:
-        """Loads a batch that a worker has joined, which ``make`` returns."""
+        """Submits the load of a batch that a worker has joined, which ``make`` returns."""
         self._submit(batch, ValueLoad(make, batch.nbytes))
 
     def _submit(self, batch: Batch, load: Load) -> None:
@@ -71,7 +71,7 @@ class Loading:
             transfers.waiting(waits=waits)
 
     def leave(self, batch: Batch) -> None:
-        """Drops a batch that is taken, or that nobody wants any more."""
+        """Drops a batch that is taken, or that nobody wants any more; an error of its load becomes its failure."""
         load = batch.load
         if load is not None:
             self._of(batch).leave(load)
@@ -79,7 +79,7 @@ class Loading:
                 batch.failure = Failure(load.error, collated=True)
 
     def fetch(self, samples: Sequence[tuple[Views, int, Resident]]) -> None:
-        """Copies samples from devices into rows of these views.
+        """Copies samples from devices to the host: each into a row of its views.
 
         Waits for each device once, on a stream on which nothing else waits.
         """

@@ -47,7 +47,7 @@ class Record:
         return Ticket(self.epoch, self.positions[at], self.keys[at], occurrence)
 
     def residents(self, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
-        """Returns the samples of these of which a part is on a device."""
+        """Returns the samples from serial ``lo`` to ``hi`` of which a part is on a device: serial and item."""
         items = ((serial, self.items.get(serial)) for serial in serials(lo, hi)) if self.items else ()
         return [(serial, item) for serial, item in items if isinstance(item, Resident)]
 
@@ -85,7 +85,7 @@ class Window(BySerial[Record]):
         return record.positions[serial - record.first]
 
     def described(self, spans: Iterable[TicketSpan]) -> Piece:
-        """Returns the tickets of a batch that a job joins."""
+        """Returns the tickets of a batch as one piece, for the job that joins it."""
         found = [self.ticket(serial) for serial in tickets(spans)]
         keys, positions = [ticket.index for ticket in found], [ticket.position for ticket in found]
         occurrences = [ticket.occurrence for ticket in found]

@@ -43,16 +43,19 @@ from minato_gpu.window.records import Batch, Record, Window
 
 
 class Arrived(NamedTuple):
-    """The outcome of samples that lanes have reported."""
+    """The outcome of samples that lanes have reported; those that failed or go on by their offset in the report."""
 
     nbytes: int  # bytes of the samples that are ready
     failed: list[int]
     handed: list[tuple[int, int]]  # samples that another lane continues, each with the stage
-    held: int  # bytes of what those have come to
+    held: int  # bytes of the fields that they are continued from
 
 
 class Samples:
-    """The samples of one loader's window. ``stacks``: rows may be used at all; ``loading``: batches go to a device."""
+    """The samples of one loader's window.
+
+    ``stacks``: samples may be rows at all. ``loading``: the way of batches to devices; None: they stay on the host.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class Samples:
     # --- on their way into the window --------------------------------------------------------------------------
 
     def learn(self, layout: bytes) -> None:
-        """Learns the layout from the first sample that a worker has described (empty: it cannot be stacked in
-        place)."""
+        """Learns the layout, pickled, from the first sample that a worker has described; does nothing later.
+
+        Empty: samples cannot be stacked in place.
+        """
         if self.layout_bytes == b"":
             self.layout_bytes = layout or None
             if layout:
@@ -95,9 +100,10 @@ class Samples:
         return self._links.loans.allocate(self._links.engine_arena, self.layout.offsets(rows)[1])
 
     def arrived(self, spans: Sequence[TicketSpan], items: Sequence[Item] | None) -> Arrived:
-        """Takes in samples that lanes have reported, in this order; what was read for them has been used.
+        """Takes in samples that lanes have reported, in this order, and drops their host reads.
 
-        Samples that are handed over to another lane stay with what they have come to; their bytes do not count.
+        Of a sample that is handed over to another lane the fields are kept, as a host read; their bytes count as
+        ``held`` only. ``items``: one for each sample, or None if all are plain rows.
         """
         self.used(spans)
         failed: list[int] = []
@@ -123,7 +129,7 @@ class Samples:
     # --- what was read for them --------------------------------------------------------------------------------
 
     def path(self, serial: TicketId) -> str | None:
-        """Returns the source path of a ticket, if its host read has reported it."""
+        """Returns the field ``path`` of a ticket's stored host read, as text; None if there is none."""
         source = stored_part(self._window.at(serial).sources.get(serial))
         if not isinstance(source, (Blob, Local)):
             return None
@@ -131,12 +137,13 @@ class Samples:
         return str(fields["path"]) if "path" in fields else None
 
     def inspected(self, serial: TicketId, item: HostRead) -> None:
-        """Notes the host read of a ticket: where its fields are stored, or a Failure."""
+        """Notes a ticket's host read, or the fields that another lane has made of it: where they are stored, or a
+        Failure."""
         self._inspects = True
         self._window.at(serial).sources[serial] = item
 
     def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[HostRead]) -> None:
-        """Stores what the host reads of these tickets have left."""
+        """Notes the host reads of these tickets, in their order (see ``inspected``)."""
         self._inspects, rest = True, iter(items)
         for record, lo, hi in self._window.parts(spans):
             record.sources.update(zip(serials(lo, hi), rest, strict=False))
@@ -160,7 +167,7 @@ class Samples:
         )
 
     def stored_sample(self, serial: TicketId) -> StoredSample:
-        """Returns where a sample is stored."""
+        """Returns where a sample is stored; None if nowhere, which ``stored_nowhere`` says from then on."""
         record = self._window.at(serial)
         item = record.items.get(serial)
         if isinstance(item, (Blob, Local)):
@@ -178,9 +185,10 @@ class Samples:
         return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
 
     def bring_to_host(self, parts: Iterable[Part], accelerator: Accelerator | None = None) -> None:
-        """Moves samples of these parts of places from a device (all, or this one) to their rows.
+        """Moves samples of these parts of places from devices (only from ``accelerator``, if given) to their rows.
 
-        They are no longer on the device: nobody may write the row again while a worker reads it.
+        They are no longer on the device: nobody may write the row again while a worker reads it. Raises the device's
+        error.
         """
         assert self._loading is not None
         found: list[tuple[Record, TicketId, Resident]] = []
@@ -227,7 +235,7 @@ class Samples:
     # --- batches -----------------------------------------------------------------------------------------------
 
     def stack(self, batch: Batch) -> None:
-        """Makes the batch from rows: the slab itself, or a gathered copy."""
+        """Makes the batch from rows: the slab itself, or a gathered copy; or begins to load the rows to its device."""
         layout, size = self.layout, batch.size
         assert layout is not None
         parts = list(self._window.parts(batch.spans))
