@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
-import random
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.lab import parity
 from minato_gpu.lab.cli import main
 from minato_gpu.lab.simulation import cluster, comparison
+from tests.contracts.cached import DISK, SAMPLES, Files, loader_of, rows, sums, without_draws, write_files
 from tests.support import programs
 
 PHOTOGRAPHS = 35  # of the example
@@ -94,28 +92,6 @@ def test_check_refuses_wrong_arguments(arguments: list[str], message: str) -> No
     assert message in _run("check", *arguments, code=2).output
 
 
-def test_check_takes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "a_halving_pipeline.py").write_text(_HALVING)
-    assert "every stage is within its tolerance" in _run("check", str(tmp_path / "a_halving_pipeline.py")).output
-
-
-_HALVING = """
-import numpy as np
-from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.pipeline.pipeline import CupyFunction
-
-def halved(xp, fields, params):
-    return {"x": fields["x"] / 2}
-
-X = {"x": Field(np.float32, (3,))}
-stage = Stage("scale", ("x",), X, lambda fields, _: {"x": fields["x"] / 2}, CupyFunction(halved))
-pipeline = lambda: Pipeline((Stage("read", ("n",), X, lambda fields, _: {"x": fields["n"]}), stage), outputs=("x",))
-example_data = lambda folder: None
-dataset = lambda folder: [{"n": np.array([-4, 0, 4], np.float32)}]
-"""
-
-
 def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], int]] = []
 
@@ -162,6 +138,7 @@ def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
     "arguments",
     [
         ["analyze", "train.py", "--json"],
+        ["analyze", "train.py", "--report"],
         ["check", "pipelines.image_classification", "--json"],
         ["simulate", "--json"],
         ["demo", "--out"],
@@ -179,70 +156,38 @@ def test_what_cannot_be_written_at_the_end_is_said_at_once(arguments: list[str],
 # --- minato-gpu cache -------------------------------------------------------------------------------------------------
 
 
-class Files:
-    """Samples are the bytes of a file each."""
-
-    def __init__(self, folder: Path, count: int = 40) -> None:
-        self.folder, self.count = folder, count
-        folder.mkdir(exist_ok=True)
-        for key in range(count):
-            (folder / str(key)).write_bytes(self.content(key))
-
-    @staticmethod
-    def content(key: int) -> bytes:
-        return random.Random(key).randbytes(50_000)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def source(self, key: int) -> Source:
-        return Source(str(self.folder / str(key)))
-
-    def __getitem__(self, key: int) -> int:
-        return zlib.crc32(read_bytes(self.source(key)).data)
-
-
-def _epoch(loader: Any) -> int:
-    """Sums that are right."""
-    found = [int(each) for batch in loader for each in batch]
-    return sum(found[key] == zlib.crc32(Files.content(key)) for key in range(len(found)))
-
-
 def _loader(folder: Path) -> Any:
-    data: Any = Files(folder / "files")
-    return DataLoader(data, 4, num_workers=1, cache="64MB", cache_dir=folder / "cache")
+    """A loader that keeps copies of its files on disk."""
+    return loader_of(Files(write_files(folder / "files")), DISK, folder / "cache")
 
 
-@pytest.fixture
-def filled(tmp_path: Path) -> str:
-    """A directory with copies of forty files."""
-    assert _epoch(_loader(tmp_path)) == 40
-    gc.collect()
-    return str(tmp_path / "cache")
-
-
-def _cache(*arguments: str, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_run("cache", *arguments, "--json", "-", code=code).stdout)["rows"][0]
+def _cache(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_run("cache", *arguments, "--json", "-").stdout)["rows"][0]
     return found
 
 
-def test_a_cache_is_shown_and_emptied(filled: str, tmp_path: Path) -> None:
-    row = _cache(filled)
-    assert (row["entries"], row["content_bytes"]) == (40, 40 * 50_000)
-    assert 40 * 50_000 <= row["disk_bytes"] <= 64_000_000 and 0 <= row["newest_s"] <= row["oldest_s"]
-    assert "2,000,000" in _run("cache", filled).output
-    assert _cache(filled, "--empty")["entries"] == 0
-    assert "is no cache" in _run("cache", filled, code=1).output
-    assert _epoch(_loader(tmp_path)) == 40 and _cache(filled)["entries"] == 40
+def test_a_cache_is_shown_and_emptied(tmp_path: Path) -> None:
+    path, files = str(tmp_path / "cache"), tmp_path / "files"
+    assert without_draws(sorted(rows(_loader(tmp_path)))) == sums(files)
+    gc.collect()
+    nbytes = sum(file.stat().st_size for file in files.iterdir())
+    row = _cache(path)
+    assert (row["entries"], row["content_bytes"]) == (SAMPLES, nbytes)
+    assert nbytes <= row["disk_bytes"] <= DISK and 0 <= row["newest_s"] <= row["oldest_s"]
+    assert f"{nbytes:,}" in _run("cache", path).output
+    assert _cache(path, "--empty")["entries"] == 0
+    assert "is no cache" in _run("cache", path, code=1).output
+    assert without_draws(sorted(rows(_loader(tmp_path)))) == sums(files) and _cache(path)["entries"] == SAMPLES
 
 
 def test_a_cache_that_is_in_use_is_emptied_and_its_run_goes_on(tmp_path: Path) -> None:
     loader = _loader(tmp_path)
     batches = iter(loader)
-    next(batches)
+    found = rows([next(batches)])
     said = programs.run("minato_gpu", "cache", str(tmp_path / "cache"), "--empty", "--json", "-")
     assert json.loads(said)["rows"][0]["in_use"] is True
-    assert len(list(batches)) == 9 and _epoch(loader) == 40
+    for each in (found + rows(batches), rows(loader)):
+        assert without_draws(sorted(each)) == sums(tmp_path / "files")
 
 
 def test_wrong_directories_of_caches_are_said(tmp_path: Path) -> None:

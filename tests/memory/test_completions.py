@@ -45,17 +45,14 @@ class Noted(Completions):
         self.events = events
 
     def record(self, *what: Any) -> None:
-        """Noted."""
         self.events.append(RECORD)
         super().record(*what)
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
-        """Noted."""
         self.events.append(STATUS)
         super().set_ready(begin, end, in_rows=in_rows)
 
     def ready(self, begin: int, end: int) -> int:
-        """Noted."""
         self.events.append(COUNT)
         return super().ready(begin, end)
 
@@ -66,7 +63,6 @@ class NotedBell(Bell):
     events: list[Event]
 
     def ring(self) -> None:
-        """Noted."""
         self.events.append(RING)
 
 
@@ -92,7 +88,6 @@ class _Stores:
         self._status[at] = value
 
     def release(self) -> None:
-        """As a memoryview."""
         self._status.release()
 
 

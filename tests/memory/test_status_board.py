@@ -210,7 +210,6 @@ class _Moving:
         self._words[at] = value
 
     def release(self) -> None:
-        """As a memoryview."""
         self._words.release()
 
 

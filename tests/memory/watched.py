@@ -35,7 +35,6 @@ class WatchedWords:
         self._events.append(("write", at))
 
     def release(self) -> None:
-        """As a memoryview."""
         self._words.release()
 
 
@@ -46,11 +45,9 @@ class WatchedBarrier:
         self._events = events
 
     def acquire(self) -> bool:
-        """As a lock."""
         return True
 
     def release(self) -> None:
-        """As a lock."""
         self._events.append(FENCE)
 
     def __enter__(self) -> None:

@@ -90,12 +90,10 @@ class FakeDevice(FakeStreams, Accelerator):
     # --- Accelerator ---------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """See Accelerator."""
         self.entered.append(threading.current_thread().name)
         self._threads.device = self.everyone.index(self)
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """See Accelerator."""
         with self.lock:
             block = self._reusable(nbytes)
             self.tell_late_error()
@@ -108,12 +106,10 @@ class FakeDevice(FakeStreams, Accelerator):
             return self._tensor(block, lambda: self._dropped(block))
 
     def trim(self) -> None:
-        """See Accelerator."""
         self.trims += 1
         self.pooled = 0
 
     def host(self, nbytes: int) -> torch.Tensor:
-        """See Accelerator."""
         memory = np.full(nbytes, CANARY, np.uint8)
         address = memory.ctypes.data
         self.pinned[address] = nbytes
@@ -121,7 +117,6 @@ class FakeDevice(FakeStreams, Accelerator):
         return torch.from_numpy(memory)
 
     def copy(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """See Accelerator."""
         if not all(map(self._reaches, (*into, *sources))):
             self.waits("a copy of memory that is not pinned")
         blocks = map(self._block, sources)
@@ -148,7 +143,6 @@ class FakeDevice(FakeStreams, Accelerator):
         return tensor
 
     def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
-        """See Accelerator."""
         self.fetched += 1
         self.waits("a copy to the host")
         self.run_to(event)
@@ -156,7 +150,6 @@ class FakeDevice(FakeStreams, Accelerator):
         return self._raw(tensor).clone().numpy()
 
     def event(self, timed: bool = False) -> Any:
-        """See Accelerator."""
         with self.lock:
             self.tell_late_error()
             return FakeEvent(self, self._checked(self.current))
@@ -167,11 +160,9 @@ class FakeDevice(FakeStreams, Accelerator):
         return float(end.number - begin.number)
 
     def wait(self, event: Any) -> None:
-        """See Accelerator."""
         self._issue(event)
 
     def used_here(self, tensor: torch.Tensor) -> None:
-        """See Accelerator."""
         with self.lock:
             block = self._block(tensor)
             assert block is not None and block.device is self, "no memory of this device"
@@ -179,12 +170,10 @@ class FakeDevice(FakeStreams, Accelerator):
                 block.users.add(self.current)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """See Accelerator."""
         assert all(address + nbytes <= a or a + n <= address for a, n in self.pinned.copy().items()), "pinned twice"
         self.pinned[address] = nbytes
 
     def unpin(self, address: int) -> None:
-        """See Accelerator."""
         end = address + self.pinned.pop(address)
         with self.lock:
             streams = [stream for device in self.everyone for stream in device.streams]

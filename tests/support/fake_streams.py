@@ -45,13 +45,11 @@ class FakeEvent:
         return self.stream.done >= self.number
 
     def query(self) -> bool:
-        """See Event."""
         with self._device.lock:
             self._device.tell_late_error()
             return self.passed
 
     def synchronize(self) -> None:
-        """See Event."""
         if not self.passed:
             self._device.waits("an event")
         self._device.run_to(self)
@@ -141,14 +139,12 @@ class FakeStreams:
         return cast("FakeDevice", self)
 
     def stream(self) -> Any:
-        """See Accelerator."""
         with self.lock:
             self.streams.append(FakeStream(f"stream {len(self.streams)}", self._this))
             return self.streams[-1]
 
     @contextmanager
     def running(self, stream: Any) -> Iterator[Any]:
-        """See Accelerator."""
         before, device = self.current, self.current_device
         self._current.stream, self._threads.device = stream, self.everyone.index(self._this)
         try:

@@ -133,11 +133,6 @@ def test_mistakes_are_said_in_one_line() -> None:
     assert "there is no script 'missing.py'" in result.output and result.output.count("Error: ") == 1
 
 
-def test_where_no_report_can_be_written_nothing_is_run(tmp_path: Path) -> None:
-    result = _analyze("--report", str(tmp_path), written(tmp_path, "raise SystemExit('it ran')"), code=2)
-    assert "it ran" not in result.output and "--report" in result.output
-
-
 # --- the script's process -------------------------------------------------------------------------------------------
 
 

@@ -163,12 +163,6 @@ while True:
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_a_script_without_a_loader(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, "print(sum(range(10)))")
-    assert (ran.code, ran.said) == (0, "45\n")
-    assert ran.result == Result("ended", 0)
-
-
 def test_a_script_that_dies_keeps_what_was_measured(tmp_path: Path) -> None:
     body = (
         FEW_BATCHES
