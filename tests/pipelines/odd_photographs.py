@@ -17,7 +17,7 @@ from pipelines import example_photographs
 PICTURE = example_photographs.photograph("chelsea.png")[100:140, 100:160]
 JPEG = example_photographs.jpeg(PICTURE)
 PNG = cv2.imencode(".png", PICTURE)[1].tobytes()
-WEBP = cv2.imencode(".webp", PICTURE, [cv2.IMWRITE_WEBP_QUALITY, 101])[1].tobytes()
+WEBP, LOSSY = (cv2.imencode(".webp", PICTURE, [cv2.IMWRITE_WEBP_QUALITY, n])[1].tobytes() for n in (101, 90))
 _FORMS = {1: "B", 3: "H", 4: "I", 6: "b", 7: "B", 8: "h", 9: "i"}
 
 
@@ -39,10 +39,11 @@ def png(*structures: bytes) -> bytes:
     return PNG[:33] + b"".join(chunks) + PNG[33:]
 
 
-def webp(*structures: bytes) -> bytes:
-    extended = struct.pack("<4sIB3x", b"VP8X", 10, 8) + bytes([59, 0, 0, 39, 0, 0])
+def webp(*structures: bytes, coded: bytes = WEBP, flags: int = 8) -> bytes:
+    """The extended format: of its ``flags`` the bit 8 says that there is Exif."""
+    extended = struct.pack("<4sIB3x", b"VP8X", 10, flags) + bytes([59, 0, 0, 39, 0, 0])
     chunks = (struct.pack("<4sI", b"EXIF", len(each)) + each + bytes(len(each) % 2) for each in structures)
-    body = b"WEBP" + extended + WEBP[12:] + b"".join(chunks)
+    body = b"WEBP" + extended + coded[12:] + b"".join(chunks)
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
@@ -84,6 +85,8 @@ ODD: dict[str, bytes] = {
         }.items()
     },
     "jpeg, a broken structure and 6": jpeg(b"XX", tiff(6)),
+    **{f"webp, {n}": webp(tiff(n)) for n in range(1, 9)},
+    **{f"webp, {n}, lossy": webp(tiff(n), coded=LOSSY) for n in (1, 8)},
     "webp, Exif's mark before the structure": webp(b"Exif\0\0" + tiff(6)),
     "webp, Exif behind an odd chunk": webp_behind(5),
     "webp, Exif behind an even chunk": webp_behind(6),

@@ -17,17 +17,21 @@ from pipelines.example_photographs import write
 from pipelines.shards import TarShards
 
 
-def shard(path: Path, members: Mapping[str, bytes], mode: Any = "w") -> Path:
-    """A tar archive of these members, in this order."""
-    with tarfile.open(path, mode) as archive:
+def shard(path: Path, members: Mapping[str, bytes], mode: Any = "w", **odd: dict[str, Any]) -> Path:
+    """A tar archive of these members, in this order. ``odd``: what else is said of members, by their names."""
+    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:
         folder = tarfile.TarInfo("folder")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
         for name, data in members.items():
             info = tarfile.TarInfo(name)
-            info.size = len(data)
+            for field, value in {"size": len(data), **odd.get(name, {})}.items():
+                setattr(info, field, value)
             archive.addfile(info, io.BytesIO(data))
     return path
+
+
+ONE = {"a.jpg": b"1", "a.cls": b"1"}
 
 
 def test_shards_give_what_folders_give(tmp_path: Path) -> None:
@@ -88,13 +92,7 @@ def test_files_that_are_no_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
 def test_a_link_is_no_photograph_and_no_label(tmp_path: Path, kind: bytes, linked: str) -> None:
     """Also where all of a sample is links, which else would be missing without a word."""
-    with tarfile.open(tmp_path / "one.tar", "w") as archive:
-        for name in ("a.jpg", "a.cls"):
-            info = tarfile.TarInfo(name)
-            info.size = 1
-            if name == linked:
-                info.size, info.type, info.linkname = 0, kind, "elsewhere"
-            archive.addfile(info, io.BytesIO(b"1"))
+    shard(tmp_path / "one.tar", ONE, **{linked: {"size": 0, "type": kind, "linkname": "elsewhere"}})
     with pytest.raises(ValueError, match=f"'{linked}' of .* is no file but a link to 'elsewhere'; write shards with"):
         TarShards(tmp_path / "one.tar")
 
@@ -109,14 +107,7 @@ SPARSE: dict[str, dict[str, Any]] = {  # one byte of data at the end of 4096, in
 @pytest.mark.parametrize("way", SPARSE)
 def test_a_sparse_member_is_refused(tmp_path: Path, way: str, sparse: str) -> None:
     """What lies in the archive is not what the file has."""
-    with tarfile.open(tmp_path / "one.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        for name in ("a.jpg", "a.cls"):
-            info = tarfile.TarInfo(name)
-            info.size = 1
-            if name == sparse:
-                for field, value in SPARSE[way].items():
-                    setattr(info, field, value)
-            archive.addfile(info, io.BytesIO(b"1"))
+    shard(tmp_path / "one.tar", ONE, **{sparse: SPARSE[way]})
     with tarfile.open(tmp_path / "one.tar") as archive:
         assert [member.name for member in archive if member.issparse()] == [sparse]
     with pytest.raises(ValueError, match=f"'{sparse}' of .* is a sparse file, .*; write shards with all bytes"):
@@ -166,10 +157,7 @@ def test_a_shard_that_is_cut_off_between_two_members(tmp_path: Path, more: int) 
 @pytest.mark.parametrize("kind", ["jpg", "cls", "txt"])
 def test_two_members_of_one_kind_in_one_sample(tmp_path: Path, kind: str) -> None:
     """Two samples of one name in a row: one of them would be missing without a word."""
-    with tarfile.open(tmp_path / "one.tar", "w") as archive:
-        for name in ("a.jpg", "a.cls", "a.txt", f"a.{kind.upper()}", "b.jpg", "b.cls"):
-            info = tarfile.TarInfo(name)
-            info.size = 1
-            archive.addfile(info, io.BytesIO(b"1"))
+    names = ("a.jpg", "a.cls", "a.txt", f"a.{kind.upper()}", "b.jpg", "b.cls")
+    shard(tmp_path / "one.tar", dict.fromkeys(names, b"1"))
     with pytest.raises(ValueError, match=f"'a.{kind.upper()}' of .*one.tar' follows 'a.{kind}', of the same kind"):
         TarShards(tmp_path / "one.tar")
