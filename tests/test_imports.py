@@ -39,6 +39,7 @@ epoch
 loader
 accelerated
 pipelines
+__init__
 lab
 __main__
 """
@@ -96,11 +97,11 @@ def test_no_room_imports_one_that_comes_after_it() -> None:
     for path in PACKAGE.rglob("*.py"):
         own = path.relative_to(PACKAGE).with_suffix("").parts[0]
         taken = {name.split(".")[1] for name in imported(path) if name.startswith("minato_gpu.")} & rank.keys()
-        if own != "__init__" and (late := {name for name in taken - {own} if rank[name] > rank[own]}):
+        if late := {name for name in taken - {own} if rank[name] > rank[own]}:
             found[path.relative_to(PACKAGE).as_posix()] = late
     assert found == {}
     units = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
-    assert units - {"__init__", "__pycache__"} == {*rank}
+    assert units - {"__pycache__"} == {*rank}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
@@ -110,15 +111,6 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
         others |= {one.rpartition(".")[0] for one in others}
         needs[name] = (others & needs.keys()) - {name}
     list(TopologicalSorter(needs).static_order())  # CycleError names it
-
-
-def test_production_does_not_import_the_lab() -> None:
-    importers = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        if any(f"{name}.".startswith("minato_gpu.lab.") for name in imported(path))
-    }
-    assert {name for name in importers if not name.startswith("lab/")} == {"__main__.py"}
 
 
 def test_the_device_room_alone_imports_cuda() -> None:

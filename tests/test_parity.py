@@ -21,15 +21,8 @@ SIZE = 128
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("photographs")
-    image_classification.example_data(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def samples(directory: Path) -> list[Fields]:
-    data = image_classification.dataset(directory)
+def samples(photographs: Path) -> list[Fields]:
+    data = image_classification.dataset(photographs)
     return [data[n] for n in range(len(data))]
 
 
@@ -196,9 +189,9 @@ def test_nothing_to_compare_is_an_error(samples: list[Fields]) -> None:
 
 
 class TestRunCheck:
-    def test_on_a_folder_with_a_broken_file(self, directory: Path, tmp_path: Path) -> None:
+    def test_on_a_folder_with_a_broken_file(self, photographs: Path, tmp_path: Path) -> None:
         (tmp_path / "cat").mkdir()
-        shutil.copy(directory / "chelsea" / "odd.jpg", tmp_path / "cat" / "good.jpg")
+        shutil.copy(photographs / "chelsea" / "odd.jpg", tmp_path / "cat" / "good.jpg")
         (tmp_path / "cat" / "empty.jpg").touch()
         report = parity.run_check("pipelines.image_classification", str(tmp_path))
         assert report.passed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,12 +118,6 @@ def test_another_users_process_is_not_spoken_to(folder: PrivateFolder, monkeypat
             assert not is_ours(accepted)
 
 
-def _ended() -> int:
-    """The number of a process that has ended."""
-    command = [sys.executable, "-c", "import os; print(os.getpid())"]
-    return int(subprocess.run(command, capture_output=True, check=True).stdout)
-
-
 def test_one_at_a_time_has_the_lock(folder: PrivateFolder) -> None:
     other = PrivateFolder()
     with folder.locked(0.0), pytest.raises(TimeoutError, match="another process holds the lock"), other.locked(0.0):
@@ -135,7 +128,9 @@ def test_one_at_a_time_has_the_lock(folder: PrivateFolder) -> None:
 
 
 def test_one_that_answers_stays_and_so_does_that_of_a_process_that_lives(folder: PrivateFolder) -> None:
-    pid = _ended()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    pid = ended.pid
     with folder.listen(pid):
         folder.remove_stale(pid)
         assert folder.pids() == [pid]

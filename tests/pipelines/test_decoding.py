@@ -36,13 +36,6 @@ def whole_picture(encoded: Any) -> Any:
     return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("photographs")
-    example_photographs.write(folder)
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
 def jpeg(shape: tuple[int, ...] = (40, 60, 3), **options: Any) -> Any:
     values = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     done, encoded = cv2.imencode(".jpg", cv2.GaussianBlur(values, (5, 5), 0), **options)
@@ -50,10 +43,10 @@ def jpeg(shape: tuple[int, ...] = (40, 60, 3), **options: Any) -> Any:
     return encoded
 
 
-def test_the_same_pixels_as_the_whole_picture(decoder: str, files: list[Path]) -> None:
+def test_the_same_pixels_as_the_whole_picture(decoder: str, photographs: Path) -> None:
     """Odd sizes, greyscale, every orientation, JPEG and PNG; boxes at every edge."""
     rng = np.random.default_rng(1)
-    for path in files:
+    for path in sorted(path for path in photographs.rglob("*") if path.is_file()):
         encoded = np.fromfile(path, np.uint8)
         whole = whole_picture(encoded)
         header = read_header(encoded.tobytes())

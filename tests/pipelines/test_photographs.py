@@ -25,32 +25,30 @@ from pipelines import (
     segmentation_3d,
     speech_recognition,
 )
-from pipelines import photograph_stages as photographs
+from pipelines import photograph_stages as stages
 from tests.pipelines.odd_photographs import ODD
 from tests.support.pages import ROOT
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder: Path = tmp_path_factory.mktemp("photographs")
-    image_classification.example_data(folder)
-    return image_classification.ImageFolder(folder)
+def data(photographs: Path) -> Any:
+    return image_classification.ImageFolder(photographs)
 
 
 def pipeline(*more: Any) -> Pipeline:
-    return Pipeline((photographs.READ, *more), outputs=("image", "label"))
+    return Pipeline((stages.READ, *more), outputs=("image", "label"))
 
 
 OWN = {
-    "evaluation": (photographs.centre_crop(), photographs.decode(), photographs.resize(24), photographs.normalise(24)),
+    "evaluation": (stages.centre_crop(), stages.decode(), stages.resize(24), stages.normalise(24)),
     "whole, oblong": (
-        photographs.WHOLE,
-        photographs.decode(),
-        photographs.flip(None),
-        photographs.resize((20, 32)),
-        photographs.normalise((20, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        stages.WHOLE,
+        stages.decode(),
+        stages.flip(None),
+        stages.resize((20, 32)),
+        stages.normalise((20, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     ),
-    "bytes": (photographs.random_resized_crop(), photographs.decode(), photographs.resize(16), photographs.flip(16, 1)),
+    "bytes": (stages.random_resized_crop(), stages.decode(), stages.resize(16), stages.flip(16, 1)),
 }
 
 
@@ -85,11 +83,11 @@ def test_the_middle(size: tuple[int, int], share: float, ratio: float, box: list
     "make",
     [
         *(
-            lambda: photographs.centre_crop(1.1),
-            lambda: photographs.centre_crop(ratio=0),
-            lambda: photographs.flip(8, 2),
+            lambda: stages.centre_crop(1.1),
+            lambda: stages.centre_crop(ratio=0),
+            lambda: stages.flip(8, 2),
         ),
-        *(lambda: photographs.resize((8, 0)), lambda: photographs.flip(0), lambda: photographs.normalise((0, 8))),
+        *(lambda: stages.resize((8, 0)), lambda: stages.flip(0), lambda: stages.normalise((0, 8))),
     ],
 )
 def test_nonsense_is_refused(make: Any) -> None:

@@ -19,14 +19,18 @@ PAGES = sorted(
 )
 
 
+_LINES = re.DOTALL | re.MULTILINE
+
+
 def text(page: str) -> str:
     """What the page says."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def examples(page: str) -> list[str]:
-    """The page's blocks of Python."""
-    return re.findall(r"^```python\n(.*?)^```$", text(page), flags=re.DOTALL | re.MULTILINE)
+def examples(page: str, heading: str = "") -> list[str]:
+    """The page's blocks of Python, or those under one heading."""
+    (part,) = re.findall(rf"^#+ {heading}$.*?(?=^#+ |\Z)", text(page), flags=_LINES) if heading else [text(page)]
+    return re.findall(r"^```python\n(.*?)^```$", part, flags=_LINES)
 
 
 def run(example: str, names: dict[str, Any], folder: Path) -> None:

@@ -9,7 +9,6 @@ may be left out silently.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import multiprocessing
@@ -76,6 +75,14 @@ def open_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
         assert wait_until(lambda: self._messages)  # that it has opened
 
     monkeypatch.setattr(DeviceLane, "__init__", begin_and_wait)
+
+
+@pytest.fixture(scope="session")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of class folders with example photographs, which no test changes."""
+    folder = tmp_path_factory.mktemp("photographs")
+    importlib.import_module("pipelines.image_classification").example_data(folder)
+    return folder
 
 
 # PyTorch's own loader first: it shows that a test states PyTorch's behaviour.
@@ -159,32 +166,8 @@ def _freeze(config: pytest.Config) -> None:
     config.stash[_IMPORTED] = len(sys.modules)
 
 
-_LARGE = 2 << 20
-_MADV_COLLAPSE = 25  # Linux 6.1; an older one answers that it does not know it
-
-
-def _collapse() -> None:
-    """Puts what this process has in memory into large pages: workers are forked from it thousands of times, and a fork
-    copies an entry for each page (measured: 10 % less of the kernel's time in tests that fork much). Nothing is
-    promised: it saves time, where it can."""
-    libc = ctypes.CDLL(None)
-    for begin, end in _written():
-        for at in range(begin, end, _LARGE):  # one at a time: after a hole, the kernel would go no further
-            libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(_LARGE), _MADV_COLLAPSE)
-
-
-def _written() -> Iterator[tuple[int, int]]:
-    """Private memory that is no file's."""
-    for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
-        where, access, *_, last = line.split()
-        if access == "rw-p" and last in ("0", "[heap]"):
-            begin, end = (int(number, 16) for number in where.split("-"))
-            yield -(-begin // _LARGE) * _LARGE, end // _LARGE * _LARGE
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     _freeze(session.config)
-    _collapse()
 
 
 @pytest.hookimpl(tryfirst=True)  # while no fixture of the test is there

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ SAMPLES = 100
 
 def _run(heading: str, names: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Runs the examples under a heading."""
-    part = re.split(r"^#+ ", pages.text(PAGE), flags=re.MULTILINE)
-    found = [text for text in part if text.startswith(heading)]
-    for example in re.findall(r"^```python\n(.*?)^```$", found[0], flags=re.DOTALL | re.MULTILINE):
+    for example in pages.examples(PAGE, heading):
         pages.run(example, names, folder)
     return names
 
@@ -36,7 +33,7 @@ def accelerate() -> Iterator[Any]:
 
 
 def test_changing_the_import_is_enough(tmp_path: Path) -> None:
-    names = _run("Coming from", {"dataset": list(range(SAMPLES))}, tmp_path)
+    names = _run("Coming from PyTorch or torchdata", {"dataset": list(range(SAMPLES))}, tmp_path)
     assert names["loader"].stats()["samples_delivered"] == 20
     assert names["again"].stats()["samples_delivered"] == 80
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,6 @@ class Pictures:
         return self.fields
 
 
-def example(heading: str) -> str:
-    """The example under a heading."""
-    found = re.split(r"^## ", pages.text(PAGE), flags=re.MULTILINE)
-    (part,) = [text for text in found if text.startswith(heading)]
-    (code,) = re.findall(r"^```python\n(.*?)^```$", part, flags=re.DOTALL | re.MULTILINE)
-    return str(code)
-
-
 def _ramp(*shape: int) -> Any:
     return np.arange(np.prod(shape)).reshape(shape)
 
@@ -54,7 +45,8 @@ def test_recipe(heading: str, module: str, fields: Any, tmp_path: Path) -> None:
     pytest.importorskip(module)
     names: dict[str, Any] = {"dataset": Pictures(fields)}
     torch.manual_seed(3)
-    pages.run(example(heading), names, tmp_path)
+    (example,) = pages.examples(PAGE, heading)
+    pages.run(example, names, tmp_path)
     assert names["loader"].stats()["samples_delivered"] == 40
     pipeline: Pipeline = names["loader"].pipeline
     lanes: list[Any] = [["cpu"], ["device"]] if pipeline.stages[0].device else [["cpu"], ["cpu"]]
