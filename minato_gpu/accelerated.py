@@ -105,7 +105,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
 
 
 def _refuse_to_skip(samples: Value) -> Value:
-    """Raises an error where a loader of torch's class delivers what the pipeline has not prepared."""
+    """Raises RuntimeError in place of collating what a loader of torch's class delivers without the pipeline."""
     raise RuntimeError(
         "accelerate.skip_first_batches() puts PyTorch's DataLoader in this loader's place, without its pipeline. Load "
         "state_dict() instead. With Hugging Face's Trainer save at the end of epochs, or resume with "

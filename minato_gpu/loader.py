@@ -49,8 +49,8 @@ class DataLoader(TorchDataLoader[T], Arguments):
             of the epoch goes to device k modulo their number. Without ``drop_last`` the last round may be short; with
             it, a last round that does not have a batch for every device is dropped, and ``len()`` says so (not for an
             iterable data set, whose end is not known).
-        lanes: The lanes that prepare samples, of "cpu" (workers) and "device". None: both where the pipeline has device
-            stages and ``device`` is a GPU, else the CPU lane alone.
+        lanes: The lanes that prepare samples, of "cpu" (workers) and "device". None: both where there are workers, the
+            pipeline has device stages and ``device`` is a GPU, else the CPU lane alone.
         max_lateness: With ``in_order=False``: how many batches after its place in the sampler's order a sample may
             come; None: 8. ``in_order=True`` means 0.
         prefetch_factor: Batches for each worker that are drawn from the sampler and not delivered: the window. None: 2,
@@ -114,7 +114,8 @@ class DataLoader(TorchDataLoader[T], Arguments):
             that is silent for a second loses what it had to others. See "Several machines" in the manual.
 
     Raises:
-        ValueError, TypeError: arguments that contradict each other, as PyTorch does; or one is set later.
+        ValueError, TypeError: an argument is wrong or contradicts another one, or is set after construction.
+        CacheDirectoryError, AgentError: ``cache_dir``, or an agent of ``cluster``, cannot be used.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ def key_digest(key: Key) -> int:
     Integers stand for themselves (modulo 2**64); strings and bytes are hashed with BLAKE2b, tuples and lists through
     the digests of their parts, and scalars of NumPy and PyTorch as Python's, their arrays and tensors by dtype, shape
     and elements; any other key is hashed through its pickle (protocol 4), so it must pickle to the same bytes whenever
-    it is equal.
+    it is equal. Raises what pickling it raises.
     """
     if isinstance(key, (int, np.integer)):
         return int(key) & _MASK
@@ -95,9 +95,9 @@ def plain_key(key: Key) -> Key:
 
 
 def name_of(key: Key) -> Key:
-    """Returns what counts as the same key (equal keys have equal digests).
+    """Returns a hashable value that is equal for keys that count as the same one, such as NumPy's 3 and Python's.
 
-    Keys that cannot be hashed are compared by their repr.
+    Of a key that cannot be hashed it is the repr.
     """
     key = tuple(map(name_of, key)) if type(key) is tuple else plain_key(key)
     try:
@@ -125,7 +125,7 @@ def stage_seed(seed: int, number: int) -> int:
 
 
 def witness_of(keys: list[Key]) -> int:
-    """Returns a number that tells one epoch's first keys from another's. It is a check, so 0 if a key has no digest."""
+    """Returns a 48-bit number that tells an epoch's first 16 keys from others; 0, no check, if one has no digest."""
     try:
         digests = [key_digest(key).to_bytes(8, "little") for key in keys[:16]]
     except Exception:

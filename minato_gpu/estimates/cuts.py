@@ -2,11 +2,11 @@
 
 On the CPU each part between two split points has a model of its own, and a plan costs the sum of its parts. On the
 device everything from a split point on runs as one, so each split point has a model of its own for all that follows,
-with the time that bringing its input there takes. Until a split point has been measured there, its rest is guessed: it
-is to all of the sample on the device as it is on the CPU, and its input comes at a rate that many devices reach.
-A rest that is predicted too dear would never be measured, and never be found to be cheap: so every 256th sample is
-given a predicted rest of 0 s, at one split point after the other. (A sample that is best prepared on the device from
-its start still is; those that the CPU keeps are the ones that matter.)
+with the time that bringing its input there takes. Until such a rest has been measured, its seconds are guessed: the
+share of the whole sample's device seconds that it has on the CPU, and its input's bytes at 5 GB/s. A rest that is
+predicted too dear would never be measured, and never be found to be cheap: so every 256th sample is given a predicted
+rest of 0 s, at one split point after the other. (A sample that is best prepared on the device from its start still is;
+those that the CPU keeps are the ones that matter.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNSENDABLE = 8  # of so many samples to be handed over one may turn out impossi
 
 
 class _Mean:
-    """A running mean that follows slowly."""
+    """A running mean, ``first`` until a value comes. From the 50th on, each new value weighs 2 %."""
 
     def __init__(self, first: float) -> None:
         self.value = first
@@ -43,7 +43,7 @@ class _Mean:
 
 
 def part_names(pipeline: Pipeline) -> tuple[str, ...]:
-    """Returns the cost model's keys, ``cpu:N`` and ``device:N``: N is the stage that begins the part or rest."""
+    """Returns the cost model's lanes, ``cpu:N`` and ``device:N``: N is the stage that begins the part or rest."""
     begins = (pipeline.host_prefix, *pipeline.cuts)
     return (*(f"cpu:{stage}" for stage in begins), *(f"device:{stage}" for stage in begins))
 
@@ -51,7 +51,7 @@ def part_names(pipeline: Pipeline) -> tuple[str, ...]:
 class CutEstimator(Estimator):
     """Predicts costs of samples of a pipeline with split points (its ``cuts``).
 
-    ``model`` has the keys ``part_names``. ``devices``: names of device lanes, taken as equally fast.
+    ``model`` has the lanes ``part_names``. ``devices``: names of device lanes, taken as equally fast.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CutEstimator(Estimator):
         self._storing = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to store what is handed over
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """Notes what a device lane offers for samples that come from a split point; None: it has retired."""
+        """Notes at which split points a device lane takes samples; None: it has retired."""
         if offers is None:
             self._devices.pop(lane, None)
         elif lane in self._devices:
@@ -81,7 +81,8 @@ class CutEstimator(Estimator):
     def of_features(
         self, serials: list[TicketId], keys: list[Key], given: list[Features | None]
     ) -> tuple[list[float], list[float], Sequence[Sequence[Plan]]]:
-        """Returns predicted seconds of each sample on the CPU and on a device, and its plans that use both."""
+        """Returns predicted seconds of each sample on the CPU and on a device (nan: not known), and its plans that use
+        both (none unless both are known)."""
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         rows, names = self._rows(given), plain(keys)
         upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, names) for stage in self._begins], axis=0)
@@ -110,11 +111,11 @@ class CutEstimator(Estimator):
         return cpu.tolist(), device.tolist(), between
 
     def _offered(self, cut: int) -> bool:
-        """Returns whether every device that still works takes samples that come from this split point."""
+        """Returns whether there is a device lane, and each of them takes samples that come from this split point."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Array, keys: Keys) -> Array:
-        """Returns the seconds on the device from this split point on."""
+        """Returns each sample's seconds on the device from this split point on; guessed where none was measured."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
         guess: Array = whole * share + self._nbytes[cut].value / _USUAL_RATE
@@ -123,7 +124,7 @@ class CutEstimator(Estimator):
     def measured(self, lane: str, seen: Observed) -> None:
         """Learns what samples cost on a lane. Keeps the features of samples that another lane continues.
 
-        Samples of which no part is known were prepared before the device lane was open.
+        Samples whose parts are not known teach nothing: they were prepared before the device lane was open.
         """
         if seen.parts is None or seen.handed is None:
             self.not_measured(singles(seen.serials))
@@ -159,7 +160,7 @@ class CutEstimator(Estimator):
             self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
     def could_not_send(self, split: int, samples: int) -> None:
-        """Counts samples that could not be sent from a split point; more than 1 in 8 ends its offers."""
+        """Counts samples that a split point could not send; beyond an eighth of those it sent it is planned no more."""
         self._unsendable[split] += samples
 
     def report(self) -> dict[str, JSON]:

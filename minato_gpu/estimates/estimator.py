@@ -21,21 +21,22 @@ _COSTLY_S = 100e-6
 Features = tuple[float, ...]
 
 Predicted = tuple[list[float], list[float] | None, Sequence[Sequence[Plan]] | None]
-"""Predicted seconds of each sample on the CPU and on a device, and its plans between them if it has split points."""
+"""Predicted seconds of each sample on the CPU (nan: not known), the same on a device (None: no device lane), and each
+sample's divided plans (None: no split points)."""
 
 
 class Observed(NamedTuple):
-    """Measured costs of samples."""
+    """Measured costs of one report's samples, an entry for each."""
 
     keys: list[Key]
-    serials: list[TicketId]
+    serials: list[TicketId]  # may be empty where no features are kept (``by_serial``)
     seconds: list[float]  # seconds of each sample, in a slot that has its core to itself
-    took: float  # seconds that were spent on all of them
-    parts: list[Part | None] | None = None  # parts of samples with split points, where they are known (see ``Report``)
-    handed: list[int] | None = None  # bytes of those that go on elsewhere, -1 for the others
+    took: float  # seconds that were spent on all of them, waits for a core included
+    parts: list[Part | None] | None = None  # of samples with split points, where known (see ``TicketOutcome``)
+    handed: list[int] | None = None  # bytes of each sample that another lane continues, else -1
 
     def without(self, left_out: Set[TicketId]) -> Observed:
-        """Returns the costs of the other samples, none of which is known by parts."""
+        """Returns the costs of all samples but ``left_out``; needs ``serials``, and gives no parts."""
         at = [i for i, serial in enumerate(self.serials) if serial not in left_out]
         seconds = [self.seconds[i] for i in at]
         took = self.took - sum(self.seconds) + sum(seconds)
@@ -43,14 +44,14 @@ class Observed(NamedTuple):
 
 
 class Estimator:
-    """Binds a ``CostModel`` to the lanes of one loader, for pipelines without split points.
+    """Binds a ``CostModel`` to the lanes of one loader, for loaders without split points (else: ``CutEstimator``).
 
-    (``CutEstimator`` is for those with.) Costs are predicted by key only once samples take over 100 microseconds:
-    cheaper ones are dispatched by the hundred, whatever they cost.
+    ``lanes``: "cpu", and "device" where there is a device lane. ``of_keys`` predicts only once samples take over 100
+    microseconds on average: cheaper ones are dispatched by the hundred, whatever they cost.
     """
 
     def __init__(self, model: CostModel, lanes: tuple[str, ...], micro_batches: MicroBatchCost | None = None) -> None:
-        """``micro_batches`` models what a device takes for each micro-batch, whatever is in it."""
+        """``micro_batches`` estimates a micro-batch's fixed seconds on a device; None: costs are taken as measured."""
         self.model = model
         self._micro_batches = micro_batches
         self._lanes = lanes
@@ -74,17 +75,19 @@ class Estimator:
         """
 
     def of_keys(self, keys: list[Key]) -> list[float] | None:
-        """Returns predicted seconds per key on the CPU; None if nothing is known, or a device may prepare samples
-        too."""
+        """Returns each key's predicted seconds on the CPU, before anything else is known of its sample.
+
+        None if samples take under 100 microseconds on average, no key's cost is recorded, or there is a device lane.
+        """
         if self._mean < _COSTLY_S or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
             return None
         costs = self.model.predict(self._lanes[0], keys=keys)
         return None if np.isnan(costs).any() else costs.tolist()
 
     def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
-        """Returns each sample's predicted seconds on each lane (nan: not known); no plans, as nothing is split here.
+        """Returns each sample's predicted seconds on the CPU and on a device (see ``Predicted``), and None for plans.
 
-        ``given``: the samples' cost features, or None. They are kept by serial until the sample is measured.
+        ``given``: each sample's cost features, or None. They are kept by serial until the sample is measured.
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         out: list[list[float]] = []
@@ -95,7 +98,7 @@ class Estimator:
         return out[0], out[1] if len(out) > 1 else None, None
 
     def _rows(self, given: Sequence[Features | None]) -> Array:
-        """Returns cost features as the model takes them; nan where none are known."""
+        """Returns cost features as an array, shape (n, features); a row of nan where they are not known."""
         unknown = (np.nan,) * self.model.features
         return np.array([values or unknown for values in given], dtype=np.float64)
 
@@ -105,12 +108,12 @@ class Estimator:
         return bool(self._features)
 
     def took(self, samples: int, seconds: float) -> None:
-        """Notes that ``samples`` samples took ``seconds`` together, on any lane."""
+        """Notes that ``samples`` samples took ``seconds`` in all, on any lane, waits for a core included."""
         self._samples += samples
         self._mean += (seconds / samples - self._mean) * max(samples / self._samples, samples / (samples + 200))
 
     def measured(self, lane: str, seen: Observed) -> None:
-        """Learns what samples cost on a lane of this kind."""
+        """Learns what samples cost on a lane of kind ``lane``, "cpu" or "device"."""
         self._slowed(lane, seen)
         seen = self._as_in_full_micro_batch(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
@@ -121,12 +124,12 @@ class Estimator:
         self.model.observe_many(lane, keys, given, seconds)
 
     def _slowed(self, lane: str, seen: Observed) -> None:
-        """Learns how much longer samples took together than they cost alone."""
+        """Follows how many seconds a slot spends for each second that its samples cost, waits for a core included."""
         factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
         self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
 
     def _as_in_full_micro_batch(self, lane: str, seen: Observed) -> Observed:
-        """Returns what samples of a micro-batch would have cost in a full micro-batch."""
+        """Returns what a device's samples would have cost in a full micro-batch; those of the CPU unchanged."""
         if self._micro_batches is None or lane == self._lanes[0]:
             return seen
         total = max(sum(seen.seconds), 1e-9)
@@ -135,8 +138,8 @@ class Estimator:
         return seen._replace(seconds=[share * each for each in seen.seconds], parts=parts)
 
     def _as_predicted(self, name: str, keys: Keys, rows: Array, seconds: list[float]) -> list[float]:
-        """Shares a micro-batch's time out to its samples as the model predicts, so that its error is that of the
-        whole."""
+        """Shares a micro-batch's seconds out to its samples as the model predicts, so that each sample's error is that
+        of the whole; unchanged if a sample has no prediction."""
         predicted = self.model.predict(name, rows, keys)
         total = float(np.add.reduce(predicted))
         if total != total:  # nothing is known of some

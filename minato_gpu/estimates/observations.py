@@ -22,8 +22,11 @@ def observe(
     of: Assembly,
     copies: Set[TicketId],
 ) -> None:
-    """Learns costs from the samples ``spans`` of a chunk. Times measured on another machine are ignored, and those of
-    ``copies``, which another loader has prepared."""
+    """Gives ``to`` the costs of a chunk's newly reported samples ``spans``, if the chunk was to prepare them ("run").
+
+    Times that another machine has measured are ignored, and those of ``copies``, samples that another loader has
+    prepared. ``of`` knows the samples' keys.
+    """
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return

@@ -138,8 +138,8 @@ _NO_FIGURES = frozenset({"failures", "longest_waits"})
 def scalars(stats: Mapping[str, JSON]) -> dict[str, float]:
     """Returns every finite number of ``stats`` under its path, such as ``lanes/cpu/busy_share``.
 
-    True is 1.0. The places of a list (several devices) are parts of the path, from 0. Text, None, NaN and infinity are
-    left out.
+    True is 1.0. The places of a list (several devices) are parts of the path, from 0. Text, None, NaN, infinity and
+    what is about single samples (``failures``, ``longest_waits``) are left out.
     """
     return dict(_flat((name, value) for name, value in stats.items() if name not in _NO_FIGURES))
 

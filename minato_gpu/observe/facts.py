@@ -27,7 +27,10 @@ class EpochBegan(NamedTuple):
 
 
 class BatchAsked(NamedTuple):
-    """The training loop asks for its next batch. BatchDelivered, Failed or EpochEnded follows on the same thread."""
+    """The training loop asks for its next batch.
+
+    On the same thread BatchDelivered, EpochEnded or an error follows, each perhaps after Failed.
+    """
 
     epoch: int
     at: float
@@ -45,12 +48,12 @@ class Worked(NamedTuple):
     begin: float
     end: float
     ends: list[float] | None  # when each costly sample was finished; equal for neighbours that were finished together
-    prepared: bool  # False: read for another lane, or joined to a batch
+    prepared: bool  # False: they were only read for another lane, or joined
     handed: int  # how many of them went on to another lane
 
 
 class Stalled(NamedTuple):
-    """The training loop waited for a batch."""
+    """The training loop waited for a batch: the part of a wait that is due to one cause."""
 
     epoch: int
     cause: str
@@ -71,12 +74,12 @@ class BatchDelivered(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The batch that was asked for raises an error."""
+    """Samples of the batch that was asked for have failed: it raises, or comes without them."""
 
     epoch: int
     at: float
     samples: int  # samples that failed
-    skipped: int  # other samples of the batch, which are lost with them
+    skipped: int  # other samples of the batch, which are lost with them if it raises
 
 
 class Died(NamedTuple):
@@ -128,4 +131,4 @@ class Facts:
 
 
 NO_SUBSCRIBERS = Facts()
-"""For rooms that are used without a loader."""
+"""Facts without subscribers, for rooms that are used without a loader."""

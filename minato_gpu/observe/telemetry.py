@@ -28,8 +28,8 @@ class LaneLog:
         self.samples = 0  # prepared
         self.handed = 0  # begun here and finished on another lane
         self.busy_s = 0.0  # seconds of all slots at work, while the epoch ran
-        self.queue_s: deque[float] = deque(maxlen=_RING)
-        self.service_s: deque[float] = deque(maxlen=_RING)
+        self.queue_s: deque[float] = deque(maxlen=_RING)  # of each report: from its dispatch to its begin
+        self.service_s: deque[float] = deque(maxlen=_RING)  # of each report: mean of its samples
 
 
 class Telemetry:
@@ -37,7 +37,7 @@ class Telemetry:
 
     def __init__(self, begin: float, number: int = 0, facts: f.Facts = f.NO_SUBSCRIBERS) -> None:
         self._number, self.facts = number, facts
-        self.expected: int | None = None
+        self.expected: int | None = None  # samples; None: not known
         self.begin = begin
         self.end: float | None = None
         self.samples = self.batches = self.failed = self.skipped = self.repeated = self.padded = 0
@@ -89,8 +89,8 @@ class Telemetry:
     ) -> None:
         """Counts a lane's work on ``count`` samples of this epoch, in a chunk that was sent to it at ``sent``.
 
-        ``prepared`` is False for reads for another lane, for joining batches, and for the end of a stream. ``handed``
-        of the samples went on to another lane, and ``failed`` of them failed.
+        ``sent``: seconds of ``perf_counter``. ``prepared`` is False for reads for another lane, and for a job that had
+        only to join. ``handed`` of the samples went on to another lane, and ``failed`` of them failed.
         """
         log = self.lanes[lane]
         each = report.seconds / max(count, 1)
@@ -124,8 +124,8 @@ class Telemetry:
             self.facts.publish(f.Died(self._number, perf_counter(), hung))
 
     def lost(self, failed: int, skipped: int) -> None:
-        """Counts the samples of a batch that raises: ``failed`` of them have failed, and ``skipped`` others are
-        lost."""
+        """Counts samples of a batch that are not delivered: ``failed`` of them have failed, and ``skipped`` others are
+        lost with a batch that raises."""
         self.failed += failed
         self.skipped += skipped
         if self.facts.subscribers:
@@ -147,8 +147,8 @@ class Telemetry:
     ) -> None:
         """Counts a batch that was delivered to the training loop, which had waited ``wait`` seconds.
 
-        ``late`` has for each sample the batches by which it came after its place; ``padded`` is how many samples are
-        repeated ones.
+        ``late``: by how many batches samples came after their place, of each run of neighbours the first and the last.
+        ``padded``: repeated samples, which ``size`` does not count.
         """
         if self.first_batch_s is None:
             self.first_batch_s = now - self.begin

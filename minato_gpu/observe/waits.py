@@ -39,7 +39,8 @@ class Last(NamedTuple):
 
 
 class Wait:
-    """A wait for a batch that began at ``begin``, while all these ``tickets`` were in the window."""
+    """A wait for a batch. It began at ``begin`` (seconds of ``perf_counter``) for ``cause``, with ``tickets`` in the
+    window."""
 
     def __init__(self, begin: float, cause: str, tickets: Sequence[Tickets] = ()) -> None:
         self.begin = self._since = begin

@@ -17,7 +17,7 @@ from minato_gpu.util.numbers import nbytes
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Budgets in bytes (0: no such tier), and the directory of the tier on disk."""
+    """Budgets in bytes (0: no such tier), and the absolute path of the tier on disk ("": none)."""
 
     memory_bytes: int = 0
     disk_bytes: int = 0
@@ -28,7 +28,7 @@ class CacheOptions:
 
     @classmethod
     def check(cls, loader: Arguments) -> CacheOptions:
-        """Resolves a loader's arguments.
+        """Resolves a loader's arguments; makes the directory if there is none.
 
         Raises ValueError (or TypeError) naming what is wrong, CacheDirectoryError for a directory that cannot be used.
         """

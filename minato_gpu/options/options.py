@@ -68,11 +68,11 @@ class Options:
     devices: tuple[torch.device, ...]  # that batches go to, in turn
     skips: bool  # samples may be left out
     most_workers: int  # most workers at a time; 0: ``num_workers``
-    host: HostCores | None  # the cores that the workers share with other ranks
+    host: HostCores | None  # the cores that all ranks of this host share; None: no max_workers="host"
     cache: CacheOptions
     share: str = ""  # the name of the reader process that loaders share; "": none
     share_bytes: int = 0  # budget of the shared reader process for prepared samples, in bytes; 0: none
-    peers: tuple[str, ...] = ()  # caches of other hosts, as ``checked_peers`` returns them
+    peers: tuple[str, ...] = ()  # the hosts whose caches are one, as ``checked_peers`` returns them; (): none
     trace: Path | None = None
     metrics: MetricsAddress | None = None
     more_lanes: tuple[LaneSource, ...] = ()  # beside the loader's own workers and devices
@@ -86,7 +86,8 @@ class Options:
     def check(cls, loader: Arguments) -> Options:
         """Resolves the arguments of a loader.
 
-        Raises ValueError or TypeError that names the wrong one and says what to do.
+        Raises ValueError or TypeError that names the wrong one and says what to do, CacheDirectoryError or
+        AgentError for a ``cache_dir`` or an agent that cannot be used.
         """
         if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
@@ -125,7 +126,10 @@ class Options:
 
 
 def memory_budget(name: str, value: Value) -> Value:
-    """Returns the bytes of a budget that is a text such as "1GB"; anything else unchanged."""
+    """Returns the bytes of a budget that is a text such as "1GB"; anything else unchanged, and unchecked.
+
+    Raises ValueError for a text that means no bytes.
+    """
     return nbytes(name, value, "leave it out for no limit") if isinstance(value, str) else value
 
 
@@ -209,7 +213,7 @@ def _share(loader: Arguments) -> str:
 
 
 def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
-    """Returns the lanes of other machines; their agents are asked what they offer (a network round trip)."""
+    """Returns what opens lanes on other machines, () for none; their agents are asked what they offer."""
     if loader.cluster is None:
         return ()
     from minato_gpu.lanes.far.cluster import Lanes
@@ -231,7 +235,7 @@ def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
 
 
 def _peers(loader: Arguments) -> tuple[str, ...]:
-    """Returns the caches of other hosts. Raises ValueError or TypeError naming what is wrong."""
+    """Returns the hosts whose caches are one, () for none. Raises ValueError or TypeError naming what is wrong."""
     if loader.cache_peers is None:
         return ()
     if not loader.share or not loader.cache:
@@ -296,7 +300,7 @@ def _threads(loader: Arguments) -> bool:
 
 
 def _trace(value: Value) -> Path | None:
-    """Returns the path of the trace."""
+    """Returns the absolute path of the trace, None without one."""
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):

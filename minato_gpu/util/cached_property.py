@@ -1,7 +1,7 @@
 """Properties that are computed when they are first read.
 
 ``functools.cached_property`` of Python 3.11 computes them under a lock, one for all objects of a class. A worker that
-is forked while another thread holds it waits for ever. Here there is none: two threads that read a property for the
+is forked while another thread holds it waits for ever. Here there is no lock: two threads that read a property for the
 first time at once both compute it, as from Python 3.12 on.
 """
 

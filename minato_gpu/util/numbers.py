@@ -8,12 +8,12 @@ from typing import Any, TypeGuard
 
 
 def is_whole(given: object) -> TypeGuard[int]:
-    """Returns whether an argument is a whole number, which ``int`` makes Python's."""
+    """Returns whether an argument is a whole number, which ``int`` makes Python's; True and False are none."""
     return isinstance(given, Integral) and not isinstance(given, bool)
 
 
 def is_real(given: object) -> TypeGuard[float]:
-    """Returns whether an argument is a real number, which ``float`` makes Python's."""
+    """Returns whether an argument is a real number, or NaN, which ``float`` makes Python's; True and False are none."""
     return isinstance(given, Real) and not isinstance(given, bool)
 
 
@@ -24,10 +24,10 @@ _EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
 
 
 def nbytes(argument: str, size: Any, otherwise: str) -> int:
-    """Returns the bytes that a number or a text such as "1GB" means, at least one.
+    """Returns the bytes that a whole number, or a text such as "1.5GB" (10**9 each) or "1GiB" (2**30), means.
 
-    ``argument`` is the argument's name and ``otherwise`` what to do instead of giving one, for errors. Raises
-    ValueError, or TypeError for what is neither.
+    Raises ValueError for less than one byte or a text that means none, TypeError for anything else. Errors name
+    ``argument``; of less than one byte they say ``otherwise``, what to do instead of giving it.
     """
     found = size
     if isinstance(size, str):
