@@ -66,7 +66,8 @@ def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
 def reach(shards: float, share: float) -> float:
     """Returns within how many epochs after the current one a key must come again to be worth its room.
 
-    No key comes twice in an epoch. Of the last of these epochs, the part that just fills the room counts (see soon.py).
+    2.4 are the next two and the first four tenths of the third: what just fills the room. Assumes that no key comes
+    twice in an epoch.
     """
     return sum(part for part, _ in _worth(shards, share, _most(shards)))
 
@@ -82,7 +83,8 @@ def bound(shards: float, share: float) -> float:
 
 
 def _worth(shards: float, share: float, most: int) -> Iterator[tuple[float, float]]:
-    """Yields for waits of one epoch, of two and so on, while there is room, the part that has room, and its hits."""
+    """Yields for waits of one epoch, of two and so on, while there is room: the part of the keys that wait so long for
+    which there is room, and the hits that it gives, as a share of all accesses."""
     room = whole = share * shards
     for epochs in range(1, most + 1):
         if room <= _NO_ROOM * whole:

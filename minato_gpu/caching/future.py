@@ -31,7 +31,7 @@ class Orders(Protocol):
 def share(order: Integers, rank: int, ranks: int, *, drop_last: bool = False) -> Integers:
     """Returns what one of several ranks reads of an epoch's order, as torch's ``DistributedSampler`` shares it out.
 
-    All ranks read equally many: the order goes on from its beginning, or its end is dropped.
+    All ranks read equally many: the order goes on from its beginning, or with ``drop_last`` its end is dropped.
     """
     count = len(order) // ranks if drop_last else -(-len(order) // ranks)
     return np.resize(order, count * ranks)[rank::ranks]

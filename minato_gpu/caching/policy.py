@@ -40,7 +40,7 @@ class CachePolicy:
     def offer(self, key: int, nbytes: int, now: int) -> tuple[int, ...] | None:
         """Decides whether to keep an item of ``nbytes`` bytes that was missed at ``now``.
 
-        Returns the items that go for it, or None if it is not kept.
+        Returns the keys that go for it (none if there is room), or None if it is not kept.
         """
         if nbytes > self.budget:
             return None
@@ -71,7 +71,7 @@ class CachePolicy:
         return len(self._bytes)
 
     def _exchange(self, key: int, short: int, now: int) -> tuple[int, ...] | None:
-        """Returns the items to evict for one that needs ``short`` bytes more than are free; None if it is not worth
+        """Returns the keys to evict for an item that needs ``short`` bytes more than are free; None if it is not worth
         that."""
         return None
 

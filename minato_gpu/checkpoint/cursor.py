@@ -33,9 +33,10 @@ class Cursor:
         workers: tuple[int, int] | None = None,
         gone: s.State | None = None,
     ) -> None:
-        """``workers`` is the seed of persistent workers and the epoch in which they started, else the epoch's own.
+        """``workers`` is the seed of persistent workers and the epoch in which they started; None: the epoch's own.
 
-        ``gone``: after a resume with another number of ranks, what had been delivered of the whole order.
+        ``gone``: after a resume with another number of ranks, what had been delivered of the whole order, as
+        ``ranks.gone_of`` returns it; None: nothing.
         """
         self.epoch = epoch
         self.over = False  # the epoch has ended
@@ -52,16 +53,14 @@ class Cursor:
         self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last delivered batches
 
     def asked(self) -> None:
-        """Notes that the next batch is about to be taken or, without workers, to be prepared."""
+        """Notes torch's global generator, as the next batch is about to be taken or, without workers, prepared."""
         # states are large and mostly equal: keep one object for all equal ones
         if self._saves_global and (state := global_generator.now()) != self._asked:
             self._asked = state
 
     def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
-        """Notes that the consumer has this batch: its positions, or the ticket of a stream's batch.
-
-        For the other arguments see ``DeliveredPositions.add``.
-        """
+        """Notes that the consumer has a batch. ``batch``: its positions as half-open spans; of a stream's batch one
+        span that begins with its ticket. For the other arguments see ``DeliveredPositions.add``."""
         epoch = self.epoch
         with epoch.lock:
             if returned or epoch.streams is not None:
@@ -79,14 +78,16 @@ class Cursor:
 
     @property
     def ended_with_batches(self) -> bool:
-        """True if the epoch is over and a stream has yielded any batch."""
+        """True if the epoch is over and any stream of an iterable data set has yielded a batch; False for a map-style
+        data set."""
         streams = self.epoch.streams
         return self.over and streams is not None and streams.batches > 0
 
     def state(self, ahead: int) -> s.State:
         """Returns the state of the epoch as it was ``ahead`` batches ago. May be called by any thread.
 
-        Raises ValueError if it is not known.
+        Raises ValueError if that is too far back, or if the sampler, its keys or the streams cannot be saved; and what
+        the sampler raises if this asks it for keys.
         """
         epoch = self.epoch
         with epoch.lock:
@@ -154,7 +155,8 @@ def before_epoch(
     """Returns the state of a loader whose epoch ``number`` has not begun.
 
     ``workers`` is the seed of workers that stay, and the epoch in which they started; ``last`` is where the epoch
-    before stands, if there was one; ``streams`` is where the data sets that the epoch iterates stand, if that is known.
+    before stands (None: there was none); ``streams`` is where each worker's data set stands (empty: not known). Raises
+    ValueError if a data set could not tell its state.
     """
     sampling = Sampling(loader)
     generators = {role: g for role, g in sampling.generators.items() if role != "default"}

@@ -17,9 +17,10 @@ from minato_gpu.util.messages import say_once
 
 
 def concerns(loader: Arguments, sampling: Sampling) -> bool:
-    """Returns whether the loader may draw from torch's global generator.
+    """Returns whether the loader, or what it calls in this process, may draw from torch's global generator.
 
-    So may a data set or sampler of unknown kind that it calls in this process.
+    False only for a map-style data set with workers, if the loader was given a ``generator``, from which epochs' seeds
+    come, and its sampler ``replays`` and draws from a generator of its own, or from none.
     """
     if loader.num_workers == 0 or not (sampling.replays or sampling.iterable):
         return True
@@ -33,7 +34,7 @@ def now() -> bytes:
 
 
 def plain() -> str:
-    """Returns the state of torch's global generator as plain data."""
+    """Returns the state of torch's global generator as a base64 string."""
     return packed(now())
 
 
@@ -42,7 +43,10 @@ def _checked(state: s.State) -> torch.Tensor | None:
 
 
 class GlobalGenerator:
-    """The state of torch's global generator between ``load_state_dict`` and the next ``iter()``."""
+    """The saved state of torch's global generator, between ``load_state_dict`` and the next ``iter()``.
+
+    Nothing is ever set if ``state`` holds none, or the loader does not draw from that generator.
+    """
 
     def __init__(self, loader: Arguments, sampling: Sampling, state: s.State) -> None:
         saved = _checked(state)
@@ -64,6 +68,7 @@ class GlobalGenerator:
         self.put_again()
 
     def put_again(self) -> None:
-        """Sets the generator there once more: a sampler or a stream may have drawn from it as it was taken up."""
+        """Sets the generator to the saved state once more, unless ``put`` found that it had moved: a sampler or a
+        stream may have drawn from it as it was resumed."""
         if self._saved is not None:
             torch.default_generator.set_state(self._saved)

@@ -35,8 +35,9 @@ _SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 def rank_of(sampling: Sampling) -> s.State | None:
     """Returns which share of the order a sampler has; None if it has all, as far as is known.
 
-    All is known of torch's DistributedSampler. Others have its attributes (``num_replicas`` and ``rank``), or those of
-    Accelerate's batch samplers, or contain a sampler that has them; or an iterable data set says it.
+    The share has ``replicas`` and ``rank``; of torch's DistributedSampler also ``shuffle``, ``seed`` and ``drop_last``.
+    Others have its attributes (``num_replicas`` and ``rank``), or those of Accelerate's batch samplers, or contain a
+    sampler that has them; or an iterable data set has them.
     """
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
@@ -69,7 +70,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
         states: what ``state_dict`` of each rank's loader returned, in any order.
 
     Raises:
-        ValueError: the states do not belong together, or a rank is missing.
+        TypeError: one of them is no dict.
+        ValueError: the states do not belong together, cannot be merged, or a rank is missing.
     """
     all_ = [s.check(state) for state in states]
     if not all_:
@@ -159,7 +161,11 @@ def _is_merged(share: JSON) -> bool:
 
 
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
-    """Returns what a (merged) state means for this loader's rank. Raises ValueError if it belongs to another rank."""
+    """Returns this rank's share of a merged state; any other state as it is.
+
+    Raises ValueError for another rank's in the middle of an epoch. Another rank's between two epochs is taken, without
+    the state of torch's global generator.
+    """
     mine, source = rank_of(sampling), state["source"]
     saved = source.get("rank")
     if _is_merged(saved):
@@ -195,7 +201,8 @@ def _dealt_anew(state: s.State, mine: s.State | None, sampling: Sampling) -> s.S
 
 
 def _streams_of(source: Mapping[str, JSON], mine: s.State | None, sampling: Sampling) -> s.State:
-    """Returns the streams of this rank; for another number of ranks one, which its workers share: its part of all.
+    """Returns the streams of this rank as plain data; for another number of ranks than were saved a single one, which
+    stands for its share of what all had left, and which its workers share out.
 
     Raises ValueError if no rank is known, or the data set does not share out its states.
     """
@@ -224,8 +231,8 @@ def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
     """Returns what of the whole order was delivered before it was dealt out to these ranks; None if it was dealt out
     once.
 
-    All entries ``below`` a line, and a bit for each that follows; gaps may have any length. Raises ValueError if that
-    is damaged, or no sampler deals it out.
+    Delivered are all entries below the number ``below``, and of those that follow each whose bit is set in ``above``
+    (base64). Raises ValueError if that is damaged, or the sampler is no DistributedSampler.
     """
     if source.get("gone") is None:
         return None
@@ -239,7 +246,7 @@ def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
 
 
 def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[Key]:
-    """Returns this rank's share of what is left of the sampler's order, in that order."""
+    """Returns this rank's share of what is left of the whole order of all ranks, in that order."""
     whole: DistributedSampler[Value] = DistributedSampler(
         sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
     )

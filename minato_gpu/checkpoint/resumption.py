@@ -38,10 +38,10 @@ def begin_epoch(
     resumption: Resumption | None,
     workers: tuple[int, int] | None = None,
 ) -> Cursor:
-    """Begins an epoch, at its beginning or where a state says.
+    """Begins an epoch, at its beginning or where a state (``resumption``) says, and returns its cursor.
 
-    ``seed`` is its base seed if it begins; ``batches`` iterates the loader's batch sampler; ``workers`` are seed and
-    first epoch of persistent workers.
+    ``seed`` is its base seed, unless a state says that; ``batches`` iterates the loader's batch sampler; ``workers``
+    are seed and first epoch of persistent workers. Raises as ``Resumption.epoch``.
     """
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
@@ -59,7 +59,11 @@ def begin_epoch(
 
 
 class Resumption:
-    """A checked state, of which the next iterator makes an epoch. It is a copy, which nothing else changes."""
+    """A checked state, of which the next iterator makes an epoch. It is a copy, which nothing else changes.
+
+    Raises TypeError or ValueError for a state that is damaged or does not fit the loader. Gives the sampler, by its
+    ``set_epoch``, the epoch that the state names, if any.
+    """
 
     @s.within_depth()
     def __init__(self, loader: Arguments, state: JSON) -> None:
@@ -83,7 +87,7 @@ class Resumption:
             self._sampling.inner.set_epoch(self._sampler_epoch)
 
     def _check(self, loader: Arguments) -> int | None:
-        """Checks that the state fits this loader. Returns the epoch that its sampler had been given, if it has one."""
+        """Checks that the state fits this loader. Returns the epoch that its sampler had been given; None: none."""
         source = self.state["source"]
         if (self.state["kind"] == "iterable") != self._sampling.iterable:
             raise ValueError(
@@ -132,7 +136,7 @@ class Resumption:
 
     def fits(self, loader: Arguments) -> bool:
         """Returns whether the loader has as many workers as when it was given the state: streams are shared out
-        among them."""
+        among them. True for a state without streams."""
         return len(self.starts) in (0, max(1, loader.num_workers))
 
     @property
@@ -143,7 +147,8 @@ class Resumption:
 
     @property
     def moved_on(self) -> bool:
-        """True if ``set_epoch`` has given the sampler another epoch since: then that epoch begins, at its start."""
+        """True if ``set_epoch`` has given the sampler another epoch since the state was loaded: then that one begins,
+        at its start."""
         given = self.begun and self._sampler_epoch is not None
         return given and self._sampling.sampler_epoch != self._sampler_epoch
 
@@ -171,11 +176,12 @@ class Resumption:
         return s.generators(self.state["generators"])
 
     def set_generators(self) -> None:
-        """Sets the generators that belong to loader and sampler to where they were."""
+        """Sets the generators that belong to loader and sampler to their saved states; torch's global one stays."""
         self._sampling.set_generators(self._generators())
 
     def load_sampler(self) -> None:
-        """Gives a stateful sampler the state that it had between two epochs."""
+        """Gives the sampler and the generators the states that they had between two epochs; does nothing with a state
+        of the middle of one. Raises ValueError if the sampler takes no state."""
         if not self._between:
             return
         orders.load_ended(self._sampling, _own(s.mapping(self.state["source"], "state")), self._generators())

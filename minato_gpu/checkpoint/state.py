@@ -48,7 +48,7 @@ def header(kind: str, epoch: int, seeds: tuple[int, int, int], *, begun: bool) -
 
 
 def check(state: JSON) -> State:
-    """Returns the state, if it is one of this version.
+    """Returns a copy of the state, if it is one of this version. Only its ``header`` and generators are checked.
 
     Raises TypeError or ValueError that says what is wrong with it.
     """
@@ -130,7 +130,7 @@ def within_depth() -> Iterator[None]:
 
 
 def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _LARGEST) -> int:
-    """Returns a whole number within bounds. Raises ValueError."""
+    """Returns ``data[name]``, a whole number from ``least`` to ``largest``. Raises ValueError."""
     value = data.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
         raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {quoted(value)}")
@@ -138,7 +138,7 @@ def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _
 
 
 def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON:
-    """Returns one of the allowed values, of exactly its type. Raises ValueError."""
+    """Returns ``data[name]``, which must equal one of ``choices`` and have its type. Raises ValueError."""
     value, choices = data.get(name), list(choices)
     if not any(type(value) is type(each) and value == each for each in choices):
         raise ValueError(f"state: {name!r} must be one of {choices}, got {quoted(value)}")

@@ -17,13 +17,13 @@ from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.util.messages import say_once
 
 MOST_READ_AGAIN = 1 << 28
-"""So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""
+"""Most samples of a stream without a state of its own that are read again; one that is further on needs a state."""
 
 
 def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
     """Returns where the streams stood ``ahead`` batches ago, as plain data (except the data set's own states).
 
-    ``samples`` are those of a batch. Raises ValueError for an ``ahead`` that goes too far back, if a data set could not
+    ``samples``: the batch size. Raises ValueError for an ``ahead`` that goes too far back, if a data set could not
     tell its state, and if it has none and is too far on to be read again.
     """
     turn, places = streams.before(ahead)
@@ -34,7 +34,10 @@ def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
 
 
 def plain_places(places: Sequence[StreamState]) -> list[s.State]:
-    """Returns what a state says of streams. Raises ValueError if a data set could not tell its state."""
+    """Returns the positions of streams as plain data, one dict for each (but for the data set's own state in it).
+
+    Raises ValueError if a data set could not tell its state.
+    """
     plain: list[s.State] = []
     for number, at in enumerate(places):
         if at.error is not None:
@@ -55,7 +58,7 @@ def _pickled(given: Mapping[str, JSON] | None) -> bytes | None:
 
 
 def plain_between(places: Sequence[StreamState]) -> s.State:
-    """Returns what a state between two epochs says of streams; nothing if no data set has a state."""
+    """Returns what a state between two epochs says of streams; {} if no data set has a state."""
     plain = plain_places(places)
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
@@ -73,7 +76,7 @@ def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> Wor
 
 
 def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
-    """Returns where the streams of a state stand, for this number of workers; ``samples`` are those of a batch.
+    """Returns where the streams of a state stand, for this number of workers; ``samples``: the batch size.
 
     Raises ValueError if they are damaged, another data set's, of another number of workers among which they cannot be
     shared out, or too far on to be read again.
@@ -105,8 +108,8 @@ def _for_workers(places: list[StreamState], dataset: Value, workers: int) -> lis
 def shared_out(places: list[StreamState], dataset: Value, workers: int, among: str) -> list[StreamState]:
     """Returns the streams of ``workers`` workers (or ranks), among which the data set shares out what these have left.
 
-    ``among`` says in an error who they are. Raises ValueError if the data set does not do that, or cannot from these
-    states.
+    ``among``: who they are, for an error, with {} in place of their number. Raises ValueError if the data set does not
+    share out, or cannot from these states.
     """
     going = [at for at in places if not at.ended] or places
     if why := _why_not_shared_out(going, dataset):
@@ -193,7 +196,7 @@ def check_read_again(places: Sequence[StreamState], samples: int) -> None:
 
 
 def warn_of_draws(places: Sequence[StreamState]) -> None:
-    """Logs once that streams which are read again, and draw, will not draw what they drew."""
+    """Logs once, if a stream without a state is to be read again, that what it draws from global generators differs."""
     if any(at.again and at.state is None for at in places):
         say_once(
             "An iterable data set without a state of its own is read again, and what it draws from global generators "

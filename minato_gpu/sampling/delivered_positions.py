@@ -64,7 +64,7 @@ class DeliveredPositions:
         (_, self.low), *self.above = joined([(0, self.low), *spans])
 
     def rewound(self, batches: int) -> DeliveredPositions:
-        """Returns the record as it was before the last ``batches`` batches that the consumer got.
+        """Returns the record as it was before the last ``batches`` batches that the consumer got (0: this one itself).
 
         Raises ValueError if that is further back than is remembered.
         """
@@ -79,7 +79,7 @@ class DeliveredPositions:
         return DeliveredPositions(*got[-batches])
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
-        """Returns what is still to be delivered of the positions ``lo`` to ``hi``."""
+        """Returns what is still to be delivered of the positions ``lo`` to ``hi`` - 1."""
         gone = [(0, self.low), *self.above] if self.low else self.above
         return tuple(without([(lo, hi)], [(max(a, lo), min(b, hi)) for a, b in gone if a < hi and b > lo]))
 

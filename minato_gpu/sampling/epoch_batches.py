@@ -88,7 +88,7 @@ class EpochBatches:
 
     @property
     def sampler_epoch(self) -> int | None:
-        """The epoch given to ``set_epoch`` before the order was drawn.
+        """The epoch given to ``set_epoch`` before the order was drawn; None if the sampler does not report it.
 
         A sampler whose batches are taken as they are is drawn at ``iter()``; one whose keys are cut here, at the first
         batch.
@@ -97,7 +97,10 @@ class EpochBatches:
         return self._sampler_epoch if drawn else self._sampling.sampler_epoch
 
     def draw(self) -> Drawn | None:
-        """Returns the next batch, or None at the end. What the sampler raises passes through."""
+        """Returns the next batch, or None at the end. What the sampler raises passes through.
+
+        Raises ValueError if the order does not fit what an earlier run delivered of it.
+        """
         with self.lock:
             if not self._fill():
                 self._check_end()

@@ -36,9 +36,9 @@ _DRAWN = (RandomSampler, WeightedRandomSampler)
 class LookAhead:
     """Returns, for each epoch that begins, the description that the reader process gets.
 
-    No orders are sent of a sampler that yields each key once in an epoch, or any fixed number of times: whatever is
-    kept is hit every time, so that knowing the order gains nothing. Nor are orders in which keys may repeat, unless
-    the cache ``uses_repeats``.
+    Orders are sent of a DistributedSampler; and of a RandomSampler or WeightedRandomSampler of up to 8 million keys,
+    unless it yields all keys equally often in each epoch: whatever is kept is then hit every time, so that knowing the
+    order gains nothing. Those in which keys may repeat are sent only if the cache ``uses_repeats``.
     """
 
     def __init__(self, loader: Arguments, *, uses_repeats: bool = True) -> None:

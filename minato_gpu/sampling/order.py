@@ -2,8 +2,8 @@
 
 - *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. A save asks for that state, and
   stores the keys that are drawn and not delivered. It also draws the next batch, whose keys must follow after a resume.
-- *replay*: a sequence, or one of torch's own samplers: it yields the same again from the generators as they were when
-  the epoch began. A resume draws everything again.
+- *replay*: a sequence, or one of torch's own samplers (but see ``Sampling.replays``): it yields the same again from
+  the generators as they were when the epoch began. A resume draws everything again.
 - *keys*: any other sampler. A save draws all that it still yields, and stores the keys.
 
 Samplers may apply a state only when they are asked for a key, and report an old one until then (torchdata's
@@ -75,7 +75,8 @@ class Order:
         self._failed = False
 
     def fill(self, items: int) -> bool:
-        """Draws until ``items`` are ready. Returns False if the sampler ends before. Raises what the sampler raises."""
+        """Draws until ``coming`` holds ``items``. Returns False if the sampler ends before. Raises what the sampler
+        raises."""
         while len(self.coming) < items and not self.ended:
             if self._ahead is not None:
                 (item,), self._ahead = self._ahead.following, None
@@ -135,7 +136,8 @@ class Order:
         return SamplerSnapshot(own, generators)
 
     def draw_rest(self) -> None:
-        """Draws all that is still to come, for a save. Raises ValueError for too many keys."""
+        """Draws all that is still to come, for a save. Raises ValueError for too many keys, and what the sampler
+        raises."""
         self._draw_for_save(MOST_KEYS)
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
@@ -185,7 +187,7 @@ def _order_of(sampling: Sampling, keys: Iterator[Value]) -> Order:
 
 
 def order_from_state(sampling: Sampling, own: Snapshot, witness: int | None) -> Order:
-    """Returns the order that goes on from a sampler's own state, with the generators as they were then.
+    """Returns the order that goes on from a sampler's own state. The generators have been set to where they were then.
 
     ``witness`` is of the keys that followed; None: unknown. Raises ValueError if the sampler takes no such state, or
     yields other keys than it did.
@@ -198,7 +200,8 @@ def order_from_state(sampling: Sampling, own: Snapshot, witness: int | None) -> 
 
 
 def order_at_end(sampling: Sampling, own: Snapshot, way: str, generators: Mapping[str, torch.Tensor]) -> Order:
-    """Returns an order of which all has been drawn; the sampler's state is that of an epoch's end."""
+    """Returns an order of which all has been drawn, after giving sampler and generators their states at the epoch's end
+    (``load_ended``)."""
     order = Order(iter(()), way, sampling=sampling)
     order.pending = load_ended(sampling, own, generators)
     order.ended = True
@@ -224,7 +227,10 @@ def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun
 
 
 def states_between(sampling: Sampling, order: Order | None) -> dict[str, Value]:
-    """Returns the states of the sampler, and of one nested in it, after an order of which all has been drawn."""
+    """Returns the states of the sampler ("sampler") and of one in it ("nested"), None for one that has no state.
+
+    ``order``: the last epoch's, of which all has been drawn; None: no epoch has begun.
+    """
     parts = {"sampler": sampling.inner, "nested": sampling.nested}
     if order is not None and order.pending is not None:
         given = order.pending.copy()
@@ -233,11 +239,11 @@ def states_between(sampling: Sampling, order: Order | None) -> dict[str, Value]:
 
 
 def load_ended(sampling: Sampling, own: Snapshot, generators: Mapping[str, torch.Tensor]) -> Snapshot | None:
-    """Gives the sampler the state that it had at an epoch's end, or between two: the next ``iter()`` begins the next
-    epoch.
+    """Gives sampler and generators the states that they had at an epoch's end, or between two: the next ``iter()``
+    begins the next epoch. Raises ValueError if the sampler takes none.
 
     Such a state is applied by a pass that yields nothing; where it yields, it was the next epoch's already, and is
-    given again. Returns the state where it waits for the next iter(): the sampler need not report it before.
+    given again. Then it is returned (else None): the sampler need not report it before the next ``iter()``.
     """
     states, pending = own.copy(), None
     if any(state is not None for state in states.values()):

@@ -54,7 +54,8 @@ class Sampling:
 
     @property
     def expected(self) -> int | None:
-        """The number of samples of an epoch; None if the sampler does not tell."""
+        """The number of samples of an epoch; None for an iterable data set, a batch sampler of the user's own, and a
+        sampler without a length."""
         if self.iterable or (self.batched and self.size is None):
             return None
         if (count := length_of(self.inner)) is None:
@@ -74,12 +75,13 @@ class Sampling:
 
     @property
     def is_torch_permutation(self) -> bool:
-        """True if the sampler is torch's SequentialSampler, or its RandomSampler without replacement."""
+        """True if the sampler is torch's SequentialSampler, or its RandomSampler without replacement and of no more
+        than one pass: no key comes twice."""
         return type(self.inner) is SequentialSampler or (type(self.inner) is RandomSampler and _is_one_pass(self.inner))
 
     @property
     def nested(self) -> Value:
-        """The stateful sampler inside a batch sampler that has no state itself (its iterator may have one)."""
+        """The stateful sampler inside a batch sampler that has no state itself (its iterator may have one); or None."""
         return None if is_stateful(self.inner) else next(filter(is_stateful, self.parts), None)
 
     @property
@@ -94,7 +96,8 @@ class Sampling:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The generator that the order is drawn from, as far as is known: a batch sampler's may be its sampler's."""
+        """The generator that the order is drawn from: the sampler's attribute, or that of one of ``parts``; None if no
+        part has one."""
         for sampler in self.parts:
             if isinstance(generator := attribute_of(sampler, "generator"), torch.Generator):
                 return generator
@@ -102,12 +105,13 @@ class Sampling:
 
     @property
     def uses_default_generator(self) -> bool:
-        """True if the order is drawn from torch's global generator."""
+        """True if the sampler has a ``generator`` that is None: torch's then draw from the global one."""
         return getattr(self.inner, "generator", self) is None
 
     @property
     def generators(self) -> dict[str, torch.Generator]:
-        """The generators that the loader's epochs are drawn from, by role."""
+        """The generators that the loader's epochs are drawn from, by role: "loader", "sampler" (if it has another) and,
+        for a sampler that ``replays``, "default"."""
         found = {} if self._loader_generator is None else {"loader": self._loader_generator}
         if self.generator is not None and self.generator is not self._loader_generator:
             found["sampler"] = self.generator
@@ -123,7 +127,7 @@ class Sampling:
 
     @property
     def sampler_epoch(self) -> int | None:
-        """The epoch that ``set_epoch`` was last given, where the sampler reports it."""
+        """The epoch that ``set_epoch`` was last given, if the sampler has it as ``epoch``; else None."""
         epoch = attribute_of(self.inner, "epoch")
         return epoch if callable(attribute_of(self.inner, "set_epoch")) and isinstance(epoch, int) else None
 

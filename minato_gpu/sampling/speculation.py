@@ -1,8 +1,6 @@
-"""Epochs ahead of need.
+"""Draws the order of the next epoch before it begins, from a sampler that can be drawn without side effects.
 
-Epoch after epoch a *source* (sources.py) yields the sampler's batches. The next epoch's can be made ahead of need
-(``Speculation``) where its order can be drawn without side effects: the generators are put back as they were, and
-when the epoch really begins, it is used only if they still are.
+The generators are put back as they were. When the epoch really begins, what was drawn is used only if they still are.
 """
 
 from __future__ import annotations
@@ -59,7 +57,8 @@ class Speculation:
             generator.set_state(state)
 
     def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, str]:
-        """Returns the states of these generators just before the order was drawn, packed."""
+        """Returns the states of these generators just before the order was drawn, packed, by role; of those alone that
+        it draws from."""
         pairs = list(zip(self._generators, self._begun_from, strict=True))
         return {role: packed_state(s) for role, own in generators.items() for generator, s in pairs if generator is own}
 

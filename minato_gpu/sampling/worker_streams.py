@@ -38,8 +38,8 @@ class WorkerStreams:
         self._kept = 0  # bytes of states in there
 
     def size_of(self, ticket: int, whole: int) -> int:
-        """Returns the samples of this ticket's batch, including one that raised; ``whole`` if its worker reported
-        nothing else."""
+        """Returns the number of samples of this ticket's batch, including one that raised; ``whole`` if its worker has
+        not reported it."""
         state = self.told.get(ticket)
         return whole if state is None else max(1, state.size)
 
@@ -61,7 +61,8 @@ class WorkerStreams:
     def advance(self, ticket: int, worker: int, state: StreamState | None, item: Item) -> None:
         """Notes the outcome of a ticket: a batch, a failure, or None where its worker's stream has ended.
 
-        The first ticket that finds its stream ended brings the stream's state.
+        ``state``: where the stream stands after it; None: not reported. The first ticket that finds its stream ended
+        brings the stream's last state.
         """
         if item is not None:
             if state is None and isinstance(item, Failure):  # before there was a stream
@@ -77,7 +78,7 @@ class WorkerStreams:
     def share_seed(self, drawn: int | None, pipe: Value) -> None:
         """Notes the seed of a data pipe's order, which PyTorch's loader has drawn and set (None: it is no data pipe).
 
-        An epoch that goes on has its own.
+        In an epoch that was resumed with such a seed, sets that one in ``pipe`` instead.
         """
         if drawn is None or self.shared_seed is None:
             self.shared_seed = drawn
@@ -99,7 +100,8 @@ class WorkerStreams:
                     self.left.append(following)
 
     def at_end(self) -> list[StreamState]:
-        """Returns where the data sets of all workers stand for the next epoch, if they have reported it."""
+        """Returns where each worker's data set stands for the next epoch; its ``state`` is None if it has not reported
+        that."""
         ends = [(at.batches, self._ends.get(number, _NOTHING)) for number, at in enumerate(self._at)]
         parts = [(batches, dataset_part(told.state), told.error) for batches, told in ends]
         return [StreamState(part, error=error, over=part is not None and batches > 0) for batches, part, error in parts]

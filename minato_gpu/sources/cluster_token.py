@@ -25,7 +25,7 @@ def token() -> bytes:
 
 
 def code(side: bytes, nonces: bytes) -> bytes:
-    """Returns what the side of this name says to prove that it knows the token. Raises ValueError without one."""
+    """Returns what a side (its name) says to prove that it knows the token, 32 bytes. Raises ValueError without one."""
     return hmac.digest(token(), side + nonces, "sha256")
 
 

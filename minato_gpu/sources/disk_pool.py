@@ -121,7 +121,10 @@ class DiskPool:
     # --- writing ---------------------------------------------------------------------------------------------
 
     def write(self, key: Key, version: bytes, block: int, nbytes: int, written: Callable[[], None]) -> bool:
-        """Has a copy of the block written, and ``written`` called after that. Returns False if none will be."""
+        """Has a copy of the block written, and ``written`` called in the event loop after that, kept or not.
+
+        Returns False, and calls nothing, if it is not tried: the tier was full, or too many bytes wait to be written.
+        """
         if self._passes:
             self._passes -= 1
             return False
@@ -150,7 +153,8 @@ class DiskPool:
     # --- what stays ------------------------------------------------------------------------------------------
 
     def let_go(self, key: Key) -> None:
-        """Has the copy of a used source removed. Many are removed together, as soon as the writer comes to it."""
+        """Has the copy of a used source removed, if ``DiskTier.let_go`` does so; many are removed together, as soon as
+        the writer comes to it."""
         self._going.append(name_of(key))
         self._writer.submit(self._make_go)
 
@@ -171,24 +175,26 @@ class DiskPool:
         return self._tier.stats() | {"why": self.following.why}
 
     def finish(self) -> None:
-        """Writes what waits, and removes what is to go."""
+        """Waits until what waits has been written, and what is to go removed; it can do nothing after that."""
         self._reads.close()
         self._writer.submit(self._make_go)
         self._writer.shutdown()
 
 
 def name_of(key: Key) -> bytes:
-    """Returns a source's name in the tier: the same for every process, run and version, wherever it was started."""
+    """Returns a source's name in the tier, 16 bytes: the same for every process and run, wherever it was started, and
+    for all versions of its bytes."""
     path, offset, length = key[:3]
     return blake2b(f"{path}\0{offset}\0{length}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def version_of(source: Source) -> bytes:
-    """Returns what a copy is of: the version that is declared, and a file's size and time.
+    """Returns the version of a source's bytes: a file's size and time, and the version that is declared.
 
     Raises OSError if there is no such file.
 
-    Of a URL no more is known without asking the storage each time: what is there is taken to stay as it is.
+    Of a URL only what is declared is known (b"": nothing) without asking the storage each time: what is there is taken
+    to stay as it is.
     """
     declared = _short(source.version) if source.version else b""
     if source.is_remote:

@@ -32,7 +32,7 @@ class DiskRetention:
         self._is_on = False
 
     def begin(self, begun: Begun, alone: bool, room: Room) -> None:
-        """Begins an epoch. ``alone``: no other run uses the directory, which has so much ``room``."""
+        """Begins an epoch. ``alone``: no other run uses the directory; ``room``: what there is room for in it."""
         self._begun, self._alone, self._room = begun, alone, room
         self._decide()
 
@@ -48,7 +48,10 @@ class DiskRetention:
             self._decide()
 
     def stays(self, sample: int, epoch: int) -> bool:
-        """Returns whether a copy of a source of this sample, wanted in that epoch, stays on disk after it."""
+        """Returns whether a copy of a source of this sample, wanted in that epoch, stays on disk after it.
+
+        True for all while orders are not followed.
+        """
         return not self._is_on or self._soon.after(epoch, sample)
 
     def _decide(self) -> None:

@@ -1,5 +1,6 @@
 """Fields of samples in the tier in memory: which are asked of workers, and what goes to make room.
 
+Kept are fields of a pipeline that depend on no draw (pipeline/kept_fields.py): with them a sample needs no read.
 The fields of the first samples are asked for, so that their size and what they save are known. From that, from what the
 storage gives and from what workers take follow the shares of samples kept as fields and as raw bytes that make an epoch
 shortest (caching/split.py). A hash of a sample's number says of which kind it is, so that both kinds fill at the same
@@ -23,13 +24,16 @@ _SLACK = 1.05  # times what is chosen of a kind may be kept before some of it go
 
 
 class FieldPolicy:
-    """Decides for ``samples`` samples, which so many ``workers`` prepare. ``rate``: what the storage gives, in bytes a
-    second (0.0: more than is asked for)."""
+    """Decides of which of a data set's ``samples`` samples fields are kept, and of which raw bytes.
+
+    ``workers``: how many prepare them. ``rate`` returns what the storage gives, in bytes a second (0.0: it was never
+    waited for).
+    """
 
     def __init__(self, memory: MemoryTier, samples: int, workers: int, rate: Callable[[], float]) -> None:
         self.shares: Shares | None = None  # once they are chosen
-        self.refused = 0  # samples of which nothing can be kept,
-        self.why_refused = ""  # reason why a field was refused, the last one
+        self.refused = 0  # samples whose fields cannot be kept
+        self.why_refused = ""  # reason for the last of those
         self._means: Means | None = None
         self._memory, self._samples, self._workers, self._rate = memory, samples, workers, rate
         self._asked = 0
@@ -38,8 +42,11 @@ class FieldPolicy:
         self._field_bytes = self._saved_s = self._prepare_s = 0.0
 
     def plan(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
-        """Plans a sample that is wanted: what is to be found for it, of which items, and whether to ask for its
-        fields."""
+        """Plans a wanted sample, whose sources have these keys.
+
+        Returns the keys of what is to be found for it (its fields, if they are kept, else its sources), their items
+        (NO_ITEM: not to be kept), and whether its worker is to send its fields.
+        """
         memory, parts = self._memory, len(keys)
         items = memory.items(sample, parts)
         if not parts or items[0] == NO_ITEM:
@@ -58,7 +65,7 @@ class FieldPolicy:
     def wants(self, sample: int) -> bool:
         """Decides whether to keep this sample's fields rather than its raw bytes.
 
-        Before the first choice the first ``_ASKED`` fields are kept.
+        Before the first choice the answer is True ``_ASKED`` times, and then False.
         """
         if self.shares is None:
             self._asked += 1
@@ -67,7 +74,8 @@ class FieldPolicy:
         return (sample * _HASH & _MASK) / (_MASK + 1) * (fields + raw) < fields
 
     def observe(self, nbytes: int, saved_s: float, prepare_s: float) -> None:
-        """Notes the size of a sample's fields, and that they save so much of a worker's ``prepare_s`` seconds."""
+        """Notes the bytes of a sample's fields, and that they save ``saved_s`` of the ``prepare_s`` seconds that a
+        worker takes without them."""
         self._known += 1
         weight = 1 / min(self._known, 1000)
         self._field_bytes += weight * (nbytes - self._field_bytes)
@@ -81,11 +89,14 @@ class FieldPolicy:
 
     @property
     def is_due(self) -> bool:
-        """True if enough is known, and nothing has been chosen."""
+        """True if no shares have been chosen yet, and enough samples are known to do so."""
         return self.shares is None and self._known >= (LEARNED if self._rate() else 2 * LEARNED)
 
     def choose(self, nbytes: float) -> list[Copy]:
-        """Chooses again, if enough is known; ``nbytes``: what is read for a sample. Returns the copies that go."""
+        """Chooses the shares (again), if enough samples are known; ``nbytes``: mean bytes read for a sample.
+
+        Returns the copies that leave memory, for the caller to free.
+        """
         self._known_rate = self._rate() or self._known_rate
         if self._known < LEARNED:
             return []

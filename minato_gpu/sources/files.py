@@ -32,7 +32,7 @@ _MOST_FILES, _MOST_BYTES = 8, 1 << 20  # that a thread takes at a time
 _Task = tuple[int, Source, bool]  # number, source, and whether it goes into the page cache
 
 Ended = tuple[int, float, int, int, BaseException | None]
-"""Number, seconds, block, bytes, or the error."""
+"""The read's number, the seconds it took, the block, how many bytes, and the error (else None; block is NOWHERE)."""
 
 
 class FileReads:
@@ -63,7 +63,7 @@ class FileReads:
         self._read, self._keeps, self._page_cache = read or self._read_file, keeps, PageCache()
 
     def submit(self, number: int, source: Source) -> None:
-        """Reads this source next."""
+        """Reads this source after those submitted before."""
         self._under_way += 1
         cached = not self._keeps(number)
         each = self._together if cached else 1

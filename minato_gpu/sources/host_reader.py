@@ -58,7 +58,10 @@ def name_of(share: str) -> str:
 def main(
     arena: Arena, of_samples: Arena | None, listening: socket.socket, share: str, settings: ReaderSettings
 ) -> None:
-    """Starts the reader process, and ends the process that it runs in. ``of_samples``: memory for prepared samples."""
+    """Starts the reader process as a child, and ends the calling process at once; returns in neither.
+
+    ``of_samples``: memory for prepared samples; None: none are shared.
+    """
     os.setsid()
     if os.fork():
         os._exit(0)

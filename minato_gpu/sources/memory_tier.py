@@ -67,7 +67,8 @@ class MemoryTier:
         self._begun = begun
 
     def items(self, sample: int, parts: int) -> Sequence[int]:
-        """Returns the items of a sample with ``parts`` sources; NO_ITEM for those that are not kept."""
+        """Returns the items of a sample with ``parts`` sources; NO_ITEM for what is never kept: all parts of a sample
+        without an index, and those beyond as many as the first sample had."""
         self._parts = self._parts or parts
         if self._begun is not None and self._parts:
             self._start(self._begun)
@@ -78,9 +79,9 @@ class MemoryTier:
         return [part * self._samples + sample if part < self._parts else NO_ITEM for part in range(parts)]
 
     def access(self, item: int, key: Key) -> tuple[int, Copy | None]:
-        """Notes that an item is wanted. Returns the access' position, and the copy of its source, if there is one.
+        """Notes that an item is wanted. Returns the access' position, and the copy of its source; None: a miss.
 
-        If the data set has another source for the item than before, the old copy is dropped.
+        The copy of another source that the item had before is no hit; it stays until the new one is offered.
         """
         now = self._at
         self._at += 1
@@ -101,7 +102,8 @@ class MemoryTier:
         )
 
     def look_again(self, key: Key, now: int) -> Copy | None:
-        """Returns a copy that was missed at ``now`` and has been kept since; then it was no miss."""
+        """Returns a copy that was missed at ``now`` and has been kept since: the miss is counted as a hit. None: there
+        is still none."""
         item = self._items.get(key, NO_ITEM)
         if item == NO_ITEM:
             return None
@@ -124,10 +126,10 @@ class MemoryTier:
         return key in self._items
 
     def skip(self, items: int, *, hits: int = 0, misses: int = 0) -> None:
-        """Counts accesses for which nothing is looked up.
+        """Counts accesses for which nothing is looked up: of ``items`` items, of which so many are hits or misses.
 
-        The bytes are ready for another sample; or the fields of a sample save them, which are hits; or they are read,
-        which are misses.
+        Neither is one whose bytes are ready for another sample. What kept fields save is a hit; what is read, as fields
+        are wanted, is a miss.
         """
         self._at += items
         self.hits += hits
@@ -146,8 +148,10 @@ class MemoryTier:
         return kept, going
 
     def shrink(self, fields: bool, budget: float) -> list[Copy]:
-        """Drops fields, or what was read, until at most ``budget`` bytes of that are kept; returns the dropped
-        copies."""
+        """Drops fields (or with ``fields=False`` raw bytes) until at most ``budget`` bytes of these are kept.
+
+        Returns the dropped copies, for the caller to free.
+        """
         kind = [item for item, copy in self._copies.items() if (copy.key[0] == FIELDS) == fields]
         nbytes = sum(space_of(self._copies[item].nbytes) for item in kind)
         going: list[Copy] = []
@@ -165,7 +169,8 @@ class MemoryTier:
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
         """Offers what was missed at ``now`` and has been read.
 
-        Returns whether it stays, and the copies that are evicted.
+        Returns whether it stays, and the copies that go, for the caller to free: those that were evicted, and an older
+        copy of the item, which goes even if the new one does not stay.
         """
         if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []

@@ -39,7 +39,10 @@ class MessageSocket:
         self._unsent.append(pickle.dumps(what, 5))
 
     def flush(self) -> bool:
-        """Sends what is queued. Returns False if there is no room, as the other side is busy. Raises OSError."""
+        """Sends what is queued. Returns False if there is no room for all of it, as the other side is busy.
+
+        Raises OSError if the other side has closed, or neither memory nor a descriptor is free for a large message.
+        """
         with suppress(BlockingIOError):
             while self._unsent:
                 data = self._unsent[0]
@@ -51,7 +54,10 @@ class MessageSocket:
         return not self._unsent
 
     def receive(self) -> list[Any]:
-        """Returns what has arrived. Raises OSError if nothing has, nor ever will: the other side has closed."""
+        """Returns what has arrived; [] if nothing has yet.
+
+        Raises OSError if nothing has, nor ever will: the other side has closed, or what came was no message.
+        """
         found: list[Any] = []
         try:
             while True:
@@ -98,7 +104,7 @@ def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[byte
 
 def receive(end: socket.socket, most: int) -> tuple[bytes, int]:
     """Returns the next message, of ``most`` bytes at most, and the file that came with it, for the caller to close
-    (-1: none)."""
+    (-1: none). Raises BlockingIOError if there is none yet, ConnectionError if the other side has closed."""
     data, files, _, _ = socket.recv_fds(end, most, 1, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise ConnectionError("the other side has ended")

@@ -34,16 +34,14 @@ class PageCache:
     """Brings files into the page cache, as long as they stay. Several threads may use it."""
 
     def __init__(self) -> None:
-        self.keeps = True  # what it has long enough
+        self.keeps = True  # what is brought in stays long enough
         self._numbers = count()
         self._chosen: deque[tuple[Source, int]] = deque()
         self._gone: deque[bool] = deque(maxlen=_LOOKED)
 
     def bring_in(self, file: int, source: Source) -> int | None:
-        """Brings a source in; None once it is known that what is brought in does not stay.
-
-        Returns as the function below.
-        """
+        """Brings a source of an open file in, and returns and raises as the module's ``bring_in``; None also once it is
+        known that what is brought in does not stay."""
         if not self.keeps:
             return None
         nbytes = bring_in(file, source)
@@ -54,7 +52,7 @@ class PageCache:
         return nbytes
 
     def _look_at(self, source: Source, nbytes: int) -> None:
-        """Looks whether a source that was brought in some hundred reads ago is still there."""
+        """Looks whether a source that was brought in some 500 reads ago is still there."""
         self._gone.append(read(source, nbytes) is None)
         if self.keeps and self._gone.count(True) > _LOOKED // 4:
             self.keeps = False

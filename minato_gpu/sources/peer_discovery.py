@@ -35,7 +35,7 @@ def checked_peers(peers: object) -> tuple[str, ...]:
 
 
 def check_address(address: object, what: str, example: str) -> None:
-    """Raises TypeError or ValueError where ``address`` is no "host:port", by the name of ``what`` it is."""
+    """Raises TypeError or ValueError where ``address`` is no "host:port". The text says ``what`` it should be."""
     if not isinstance(address, str):
         raise TypeError(f"{what} must be a text such as {example!r}, got {address!r}")
     host, _, port = address.rpartition(":")
@@ -46,7 +46,7 @@ def check_address(address: object, what: str, example: str) -> None:
 def own_address(addresses: Sequence[str]) -> str:
     """Returns this host's address among these: the environment's, or the only one that this host can bind.
 
-    Raises ValueError.
+    Raises ValueError if the environment's is none of them, or not just one can be bound.
     """
     said = os.environ.get(ADDRESS)
     if said is not None:

@@ -108,7 +108,7 @@ class PeerPool:
         self.why, self._is_looking = why, False
 
     def owns(self, key: Key) -> bool:
-        """Returns whether this host is to keep the source: none, while nobody knows whether another one is to."""
+        """Returns whether this host is to keep the source. False for all while other hosts are being looked for."""
         return not self._is_looking and self._owner(key) in (None, self._address)
 
     def _owner(self, key: Key) -> str | None:
@@ -165,7 +165,7 @@ class PeerPool:
         self.why = self.why if self._left_out else ""
 
     def close(self) -> None:
-        """Closes all connections that nobody uses."""
+        """Closes all connections that nobody uses, and tries no more to reach hosts that are left out."""
         for task in self._left_out.values():
             task.cancel()
         for peer in self._peers.values():
@@ -196,7 +196,7 @@ class _Peer:
     async def read(self, source: Source, blocks: Blocks) -> tuple[int, int] | None:
         """Returns the block with the source's bytes, and how many there are; None where the peer cannot read it.
 
-        Raises OSError where it does not answer.
+        Raises OSError where it does not answer or answers wrongly, MemoryError if no block is free here.
         """
         request = json.dumps(source.key).encode()
         if len(request) > _LONGEST_REQUEST:

@@ -46,7 +46,7 @@ class Pool(Protocol):
 class Reads(Pool, Protocol):
     """The reads of one loader: a ReaderPool, or a part in one that several loaders share."""
 
-    done: Callable[..., None]
+    done: Callable[..., None]  # called as each read has ended, as ``Service.done``
     rate: StorageRate  # of the storage, while the reader waits for it
 
     def stats(self) -> dict[str, Any]:
@@ -70,11 +70,12 @@ class ReaderPool:
         behind: Callable[[], bool] = lambda: True,
         keeps: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        """``done`` is called for every source: its number, the block that holds it and its bytes, or the error.
+        """``done`` is called for every source with its number, its block (NOWHERE after an error), how many bytes there
+        are, and the error or None.
 
         Files and URLs have limits of their own. ``behind`` returns whether little of what is wanted is there; else
-        there is no reason to read many at once. ``keeps`` says of which files a tier may keep the bytes (see
-        FileReads). ``rate`` measures what the storage gives.
+        there is no reason to read many at once. ``keeps`` says, by the read's number, of which files a tier may keep
+        the bytes (see FileReads). ``rate`` measures what the storage gives.
         """
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()

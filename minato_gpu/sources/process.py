@@ -60,9 +60,9 @@ class ReaderSettings:
 def main(
     arena: Arena, end: socket.socket, of_fields: socket.socket | None, parent: int, settings: ReaderSettings
 ) -> None:
-    """Runs the reader process to its end.
+    """Runs the reader process to its end, and does not return.
 
-    ``parent``: process id of the loader's; ``of_fields``: where workers send fields.
+    ``parent``: process id of the loader's; ``of_fields``: where workers send fields (None: none are kept).
     """
     try:
         asyncio.run(_serve(parent, arena, end, of_fields, settings))
@@ -99,9 +99,10 @@ async def _serve(
 
 
 def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ends the process after an error: samples would be waited for in vain, and without it workers read for themselves.
+    """Logs an error that nothing caught, and ends the process if a callback raised it: samples would be waited for in
+    vain, and without the process workers read for themselves.
 
-    (A request that failed when another had been answered has no handle.)
+    (A request that failed when another had been answered is no callback.)
     """
     loop.default_exception_handler(context)
     if "handle" in context:
@@ -371,7 +372,10 @@ class Notifier:
         self._soon = False
 
     def add(self, ready: Ready, there: int) -> float | None:
-        """Adds a ticket, one of ``there``; returns in how many seconds to announce, None if that is known already."""
+        """Adds a ticket. ``there``: tickets, with it, that are announced or will be, and are not released.
+
+        Returns in how many seconds to announce what has been collected; None if an earlier answer still holds.
+        """
         ticket = ready[0]
         self._ready.append(ready)
         late = ticket < self._furthest - PLENTY
@@ -379,7 +383,8 @@ class Notifier:
         return self.look(there, late=late) or (LATER_S if len(self._ready) == 1 else None)
 
     def look(self, there: int, *, late: bool = False) -> float | None:
-        """Notes that so many are there by now, as some were released; returns as ``add``."""
+        """Notes that so many are there by now, as some were released; returns as ``add``. ``late``: a ticket has come
+        after those that will be needed after it."""
         count = len(self._ready)
         known = there - count
         if not count or self._soon or not (late or known < PLENTY or _SHARE * count > known):

@@ -79,16 +79,17 @@ class Outbox:
         return bool(self._tickets) and self._wanted[0][1][0][0] < admitted + _FAR
 
     def take(self) -> tuple[list[int], list[Want]]:
-        """Returns everything: released, and wanted."""
+        """Returns everything, released and wanted, and forgets it."""
         sent = self._released, self._wanted
         self._wanted, self._tickets, self._released, self._nbytes = [], 0, [], 0
         return sent
 
 
 class Reader:
-    """The connection to one reader process.
+    """The connection to one reader process, which it starts: ``start(function, *arguments)`` calls that in a process.
 
-    Raises OSError where there is no address space for what it is to keep in memory.
+    ``stays``: after ``give_back`` the process waits for the next workers; else it ends then. Raises OSError where there
+    is no address space for what it is to keep in memory.
     """
 
     fields: socket.socket | None = None  # socket on which workers send fields that are to be kept
@@ -175,7 +176,8 @@ class Reader:
         return None if found is None else [each for some in found for each in some]
 
     def _heard(self) -> list[list[Ready]] | None:
-        """Returns the messages of this run."""
+        """Takes in what has come, and returns the tickets of each message of this run; None once the process has
+        ended."""
         try:
             messages = self._messages.receive()
         except OSError:
@@ -209,9 +211,9 @@ class Reader:
     # --- its end ---------------------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Notes that the workers have ended: the process ends what is under way, and waits for the next workers.
+        """Notes that the workers have ended: the process drops what it was to read, and waits for the next workers.
 
-        ``counts`` are complete then. If it does not answer, it is closed.
+        ``counts`` are complete then. If it does not answer within 10 s, or does not stay, it is closed.
         """
         if not self.is_open:
             return
@@ -229,7 +231,8 @@ class Reader:
             self.close()
 
     def close(self) -> None:
-        """Ends the process, and receives its last message. Idempotent, and of no effect after a fork."""
+        """Ends the process (kills it after 10 s), and receives its last message. Idempotent, and of no effect after a
+        fork."""
         if not self.is_open:
             return
         process, self.process = self.process, None
@@ -257,7 +260,10 @@ class ReaderOwner:
         self._pipeline: object = None  # pipeline whose fields the process keeps
 
     def borrow(self, pipeline: object, settings: ReaderSettings, make: Callable[..., Reader]) -> Reader:
-        """Returns a reader process with these settings, to be given back."""
+        """Returns a reader process with these settings, which ``make`` makes, to be given back.
+
+        While it is lent, others who borrow get one that keeps nothing in memory, and ends when it is given back.
+        """
         reader = self._reader
         if reader is not None and reader.lent:
             return make(replace(settings, memory_bytes=0, keeps_fields=False), stays=False)

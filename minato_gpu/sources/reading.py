@@ -25,12 +25,13 @@ from minato_gpu.sources.remote import check_length, read_here
 from minato_gpu.sources.source import FIELDS, PREPARED, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
-"""The place of a source's bytes: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are;
-the block's stamp; and the source's key. A plain tuple, flat: quick to pickle."""
+"""The place of a source's bytes: a block of the arena (see blocks.py), or IN_PAGE_CACHE; the number of bytes;
+the block's stamp; and the source's key. A plain tuple, flat: quick to pickle. With ASKED for a block it is no place:
+the worker is asked for fields, or for what sent_samples.py says. A prepared sample's has a checksum for a stamp."""
 
 
 class AtHand(threading.local):
-    """The bytes read ahead for the sample that this thread prepares."""
+    """The places of the bytes read ahead for the sample that this thread prepares."""
 
     arena: Arena | None = None  # arena that holds it; None where no loader reads ahead
     keeps_fields = False  # whether there may be any
@@ -44,7 +45,7 @@ class AtHand(threading.local):
         self.prepared: Place | None = None  # a copy of the sample, or that it is asked for one
 
     def put(self, places: Iterable[Place]) -> None:
-        """Sets what is ready for the next sample."""
+        """Sets the places for the next sample, instead of those of the last one."""
         self._places = {place[3:]: place[:3] for place in places}
         self.fields = None
         if self.keeps_fields:
@@ -65,11 +66,12 @@ class AtHand(threading.local):
 
     @property
     def asked_for(self) -> int:
-        """Returns the sample whose fields are to be sent; -1 for none."""
+        """The index of the sample whose fields the worker is to send; -1: none."""
         return -1 if self.fields is None or self.fields[0] != blocks.ASKED else self.fields[4]
 
     def find_fields(self) -> NDArray[np.uint8] | None:
-        """Returns a copy of the sample's kept fields; None if they are not there (any more)."""
+        """Returns a copy of the sample's kept fields; None if they are not there (any more). Not to be called if the
+        worker is ``asked_for`` them."""
         place = self.fields
         return None if place is None or self.arena is None else blocks.copy(self.arena, *place[:3])
 
@@ -104,7 +106,7 @@ def read_bytes(source: str | os.PathLike[str] | Source) -> NDArray[np.uint8]:
 
 
 def read_now(source: Source) -> NDArray[np.uint8]:
-    """Returns the bytes of a source, read from storage."""
+    """Returns the bytes of a source, read from storage, and raises as ``read_bytes``."""
     if source.is_remote:
         data = _read_remote(source)
     else:

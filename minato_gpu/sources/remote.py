@@ -32,7 +32,7 @@ _SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a
 
 
 class RemoteReads:
-    """Reads URLs by asynchronous file systems, one for each protocol and options."""
+    """Reads URLs: by an asynchronous file system for each protocol and options, or, if fsspec's is none, in threads."""
 
     def __init__(self) -> None:
         self._systems: dict[tuple[Any, ...], Any] = {}
@@ -40,9 +40,9 @@ class RemoteReads:
     async def read(self, source: Source) -> bytes:
         """Returns the source's bytes.
 
-        Raises what the file system raises, and EOFError if there are fewer than declared.
+        Raises what the file system raises, and as ``check_length``.
 
-        For zero bytes it is not asked: they are no range that every storage knows.
+        For zero bytes no storage is asked: they are no range that every one knows.
         """
         if source.length == 0:
             return b""
@@ -79,7 +79,7 @@ class RemoteReads:
 
 
 def read_here(source: Source) -> Any:
-    """Returns the source's bytes, in any kind of buffer, read by this thread."""
+    """Returns the source's bytes, in any kind of buffer, read by this thread; their number is not checked."""
     import fsspec
 
     system, path = fsspec.core.url_to_fs(source.path)
@@ -87,7 +87,7 @@ def read_here(source: Source) -> Any:
 
 
 def asked_of(source: Source) -> dict[str, Any]:
-    """Returns what fsspec's ``cat_file`` is asked for besides the path."""
+    """Returns the keyword arguments for fsspec's ``cat_file``: the range, and for HTTP that it must be kept to."""
     end = None if source.length is None else source.offset + source.length
     asked: dict[str, Any] = {"start": (source.offset or None) if end is None else source.offset, "end": end}
     if source.offset and _protocol(source) in ("http", "https"):
@@ -96,7 +96,7 @@ def asked_of(source: Source) -> dict[str, Any]:
 
 
 def check_length(source: Source, nbytes: int) -> None:
-    """Raises if another number of bytes has come than is declared."""
+    """Raises EOFError if fewer bytes have come than are declared, io.UnsupportedOperation (an OSError) if more."""
     if source.length is None or nbytes == source.length:
         return
     if nbytes < source.length:
@@ -152,8 +152,8 @@ class _UrlRead:
 class UrlReads:
     """Reads URLs: as many attempts as it takes, and in each one request, or a second if the first takes long.
 
-    ``ended`` is called for every read. ``counts``: see ``ReaderPool.stats``. A request is a task, and the only one: its
-    answer is dealt with as it ends.
+    ``ended`` is called for every read. ``counts``: see ``ReaderPool.stats``. Each request is one task, which handles
+    its answer as it ends.
     """
 
     def __init__(self, remote: RemoteReads, ended: Answered) -> None:

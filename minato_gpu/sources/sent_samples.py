@@ -37,26 +37,26 @@ _GONE = -1  # in place of a number of bytes
 class SentSample(NamedTuple):
     """A worker's message about one sample."""
 
-    number: int
+    number: int  # its index in the data set; of a whole sample the number in its key (source.prepared_key)
     prepare_s: float = 0.0
     saved_s: float = 0.0  # seconds of these that its fields save
-    checksum: int = 0
-    nbytes: int = _GONE  # there was no copy where one should have been
+    checksum: int = 0  # of a whole sample
+    nbytes: int = _GONE  # bytes of what was made; _GONE: nothing was sent, see ``is_gone``
     why_not: str = ""  # nothing is sent of it, in words; of a whole sample: nor will be of any other
-    file: int = -1  # memory that holds it, the receiver's to close
+    file: int = -1  # memory that holds it, the receiver's to close; -1: nothing came but this message
 
     @property
     def is_gone(self) -> bool:
-        """True if there was no copy where one should have been."""
+        """True, where ``why_not`` is "", if the worker found no copy of a whole sample where it was said to be."""
         return self.nbytes == _GONE
 
     def fill(self, view: memoryview) -> None:
-        """Copies what is in the file."""
+        """Copies the file's bytes into ``view``."""
         read_into(self.file, view, 0)
 
 
 def pair(room: int = _ROOM) -> tuple[socket.socket, socket.socket]:
-    """Returns the ends of the reader process and of all workers."""
+    """Returns the ends of the reader process and of all workers, which never block. ``room``: bytes of the buffer."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     for end in ends:
@@ -65,7 +65,7 @@ def pair(room: int = _ROOM) -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, sent: SentSample, pieces: Sequence[bytes | memoryview] | None = None) -> None:
-    """Sends a message, and the ``pieces`` of a sample. Raises OSError if the socket is full, or memory is short."""
+    """Sends a message, and the ``pieces`` of a sample, if any. Raises OSError if the socket is full or memory short."""
     *numbers, why_not, _ = sent
     head = _HEAD.pack(*numbers) + why_not.encode("utf-8", "replace")[:_TEXT]
     if pieces is None:
@@ -117,7 +117,8 @@ def is_copy(places: Sequence[Place]) -> bool:
 
 
 def send_asked(end: socket.socket, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
-    """Sends a sample, in pieces, as it was ``asked`` for. Raises as ``send``."""
+    """Sends a sample, in pieces, or only its checksum, as ``asked`` says (``ask``, ``ask_checksum``). Raises as
+    ``send``."""
     checksum = xxh3_64()
     for piece in pieces:
         checksum.update(piece)

@@ -282,8 +282,8 @@ class Service:
     ) -> None:
         """Called by the pool when a read has ended: ``nbytes`` bytes are in ``block``, or ``error`` says why not.
 
-        ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk would be, if there may be one;
-        ``shared``: it was another loader's; ``from_peer``: another host's cache sent the bytes.
+        ``on_disk``: a copy on disk was read; ``version``: what a copy on disk would be of (None: none may be written);
+        ``shared``: it was another loader's read; ``from_peer``: another host's cache sent the bytes.
         """
         each = self._started.pop(number)
         self._ahead += nbytes - each.nbytes

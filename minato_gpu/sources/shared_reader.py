@@ -1,7 +1,7 @@
 """A loader's side of a reader process that loaders of a host share (host_reader.py), which it finds or starts.
 
 Whoever looks for it holds the lock of the user's private folder: so only one starts it, and none connects to one that
-is about to end. Where there is none to be had, the loader reads by a process of its own, as it would without ``share``.
+is about to end. A loader that can neither reach nor start it reads by a process of its own, as without ``share``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KIND = socket.SOCK_SEQPACKET
 class SharedReader(Reader):
     """A connection to the reader process called ``share``, which ``start`` starts if there is none.
 
-    Raises OSError where there is none to be had.
+    Raises OSError if it can neither be reached nor started, or does not answer. ``stays``: see ``Reader``.
     """
 
     def __init__(self, start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> None:
@@ -104,8 +104,8 @@ class SharedReader(Reader):
         )
 
     def give_back(self) -> None:
-        """Notes that the workers have ended: the process ends what is under way for this loader. ``counts`` are
-        complete."""
+        """Notes that the workers have ended: the process drops what it was to read for this loader. ``counts`` are
+        complete then. Closes the connection unless it ``stays``."""
         super().give_back()
         if not self._stays_open:
             self.close()

@@ -2,7 +2,10 @@
 
 A data set with a method ``source(key)`` lets the loader read ahead: it returns a ``Source`` for a key, or several. It
 is called in the training process, for keys that the sampler has drawn: it must be cheap and read nothing. A worker's
-``read_bytes`` (reading.py) then finds the bytes at hand. A data set that declares no source works as it always did.
+``read_bytes`` (reading.py) then finds the bytes at hand. Of a data set that declares no source nothing is read ahead.
+
+Beside bytes that are read, memory holds what was made of them, under keys of the same form: kept fields of a sample,
+and whole prepared samples.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from torch.utils.data import ConcatDataset, Subset
 from minato_gpu.util.messages import say_once
 
 Key = tuple[str, int, int | None] | tuple[str, int, int | None, str]
-"""Path, offset and length, and the version where one is declared: what the bytes are."""
+"""Path, offset and length (None: to the end), and the version where one is declared: what the bytes are."""
 
 
 FIELDS = "fields:"  # in the place of a path: what was made of a sample (pipeline/kept_fields.py), not what was read
 
 
 def fields_key(sample: int) -> Key:
-    """Returns the key of a sample's fields."""
+    """Returns the key of the fields kept of the sample that has this index in the data set."""
     return FIELDS, sample, None
 
 
@@ -33,7 +36,8 @@ PREPARED = "prepared:"  # a whole sample, that a loader has prepared for others 
 
 
 def prepared_key(number: int) -> Key:
-    """Returns the key of a prepared sample, whose number is the same for all loaders that would prepare the same."""
+    """Returns the key of a prepared sample. Its ``number`` is a hash of seed, key and occurrence: the same for all
+    loaders that would prepare the same."""
     return PREPARED, number, None
 
 
@@ -46,14 +50,14 @@ class Source:
             becomes a string. One that is not absolute is, as for ``open``, of the working directory at the time: a
             worker that has changed it reads its own file itself.
         offset: the first byte.
-        length: how many bytes; None: all that there are.
+        length: how many bytes; None: to the end.
         name: what is there, for people; it is no part of what the bytes are, and two sources that differ in it only are
             equal.
         version: of a URL, what tells apart the contents that were there at different times, such as an ETag: a copy
             that was kept of another version is not used. It is believed, and not asked of the storage.
 
     Raises:
-        TypeError: the path is none.
+        TypeError: the path is neither a string nor a path object of one.
         ValueError: an offset or a length below zero.
     """
 
@@ -89,7 +93,7 @@ class Source:
 
     @staticmethod
     def of(key: Key) -> Source:
-        """Returns the source of a key."""
+        """Returns the source that has this key, without a name."""
         return Source(*key[:3], version=key[3] if len(key) > 3 else "")
 
     @property
@@ -99,7 +103,7 @@ class Source:
 
     @property
     def file(self) -> str:
-        """The file of this machine, unless it is remote."""
+        """The path of the file, without "file://"; of a remote source the URL as it is, which names no file."""
         return self.path.removeprefix("file://")
 
     def __str__(self) -> str:
@@ -118,8 +122,8 @@ SourceOf = Callable[[Any], Any]
 def source_of(dataset: Any) -> SourceOf | None:
     """Returns the ``source`` of a data set; None if it has none.
 
-    Of a ``Subset`` or a ``ConcatDataset`` it is that of the data sets within, if all of these have one. If it raises,
-    that is logged, and nothing is read ahead.
+    Of a ``Subset`` or a ``ConcatDataset`` it is that of the data sets within, if all of these have one. If to look the
+    attribute up raises, that is logged once, and counts as none.
     """
     try:
         declared = getattr(dataset, "source", None)

@@ -18,12 +18,12 @@ _BLOCK = 4096
 
 
 class CacheEntry(NamedTuple):
-    """A copy in a directory: its file, the bytes that it holds and takes on disk, and when it was used last."""
+    """A copy in a directory."""
 
-    name: str
-    length: int
-    nbytes: int
-    used_at: float
+    name: str  # of its file, in the directory
+    length: int  # bytes that it holds
+    nbytes: int  # bytes that it takes on disk
+    used_at: float  # when it was used last, in seconds since 1970
 
     @property
     def key(self) -> bytes:
@@ -31,7 +31,7 @@ class CacheEntry(NamedTuple):
 
 
 def name_of(key: bytes) -> str:
-    """Returns the file of a key of 16 bytes, within the directory."""
+    """Returns the name of a key's file in the directory. Raises ValueError for a key that has not 16 bytes."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}; give a digest")
     digits = key.hex()

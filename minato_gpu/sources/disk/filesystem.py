@@ -44,7 +44,7 @@ class OpenFile:
 
 
 def remote_kind(path: str | os.PathLike[str]) -> str | None:
-    """Returns the name of the network file system that ``path`` is on; None for a local one."""
+    """Returns the network file system that ``path`` is on, such as "NFS"; None for a local one. Raises OSError."""
     answer = (ctypes.c_long * 32)()  # larger than struct statfs; its first field is the type
     if _LIBC.statfs(os.fsencode(path), ctypes.byref(answer)):
         number = ctypes.get_errno()

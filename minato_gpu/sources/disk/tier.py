@@ -115,7 +115,8 @@ class DiskTier:
         return None
 
     def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
-        """Keeps a copy of ``data``, the bytes of ``key`` in this version; False where budget or disk forbid it."""
+        """Keeps a copy of ``data``, the bytes of ``key`` in this version. Returns True also if there is one already,
+        False if budget or disk forbid it."""
         name, data = name_of(key), memoryview(data).cast("B")
         if self._off is None and self._is_there(name, key, version, len(data)):
             return True
@@ -137,7 +138,7 @@ class DiskTier:
         self._if_it_can(self._begin, None)
 
     def is_alone(self) -> bool:
-        """Returns whether no other run uses the directory."""
+        """Returns whether this is a run, and no other run uses the directory."""
         run = self._run
         return run is not None and self._if_it_can(lambda: not find_runs(self._root, run.name)[0], False)
 
@@ -157,11 +158,12 @@ class DiskTier:
             yield from scan(self._path)
 
     def nbytes(self) -> int:
-        """Returns the bytes of disk that count against the budget, those of all processes."""
+        """Returns the bytes of disk that count against the budget, those of all processes; 0 if the tier is off."""
         return self._if_it_can(lambda: self._account.look().nbytes + self._overhead, 0)
 
     def stats(self) -> dict[str, Any]:
-        """Returns counts of this process (``hits``, ``stale``, ``corrupt`` ...) and what the directory holds."""
+        """Returns counts of this process (``hits``, ``stale``, ``corrupt`` ...), what the directory holds, and as "off"
+        why the tier does nothing any more (None: it works)."""
         with self._lock:
             counts = dict.fromkeys(_COUNTS, 0) | self._counts
         return counts | {"nbytes": self.nbytes(), "budget_bytes": self._budget, "off": self._off}
