@@ -111,7 +111,7 @@ class CocoDetection:
         return str(self.images / str(self._names[number]))
 
     def _arrange(self, pictures: Pictures, objects: Objects, keep_empty: bool) -> None:
-        """Sort the objects by picture and lay everything into arrays, with the offset at which each picture begins."""
+        """Sorts the objects by picture and lays all into arrays, with the offset at which each picture begins."""
         owner = np.array(objects.owner, np.int64)
         boxes = np.array(objects.boxes, np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
@@ -135,7 +135,7 @@ class CocoDetection:
         self._lay_polygons([objects.polygons[number] for number in order])
 
     def _lay_polygons(self, polygons: Sequence[Sequence[list[float]]]) -> None:
-        """``polygons``: of each object in turn."""
+        """Lays all polygons into arrays. ``polygons``: those of each object, in the order of ``_box``."""
         owner, lengths, points = array("q"), array("i"), array("f")
         for number, rings in enumerate(polygons):
             for ring in rings:

@@ -45,8 +45,8 @@ class Objects(NamedTuple):
 
 
 def read(path: Path) -> tuple[Pictures, list[int], list[str], Objects]:
-    """What the document in the file ``path`` says: between pictures and objects, by label, the categories' ids as COCO
-    has them and their names. Raises ValueError for one that is not what it should be."""
+    """Returns the pictures, the categories' ids as COCO has them and their names, both by label, and the objects of the
+    document in the file ``path``. Raises ValueError for one that is not what it should be."""
     document = _document(path)
     pictures = _pictures(_entries(document, "images"))
     category_ids, classes = _categories(_entries(document, "categories"))
@@ -92,7 +92,7 @@ def _pictures(entries: list[dict[str, Any]]) -> Pictures:
 
 
 def _categories(entries: list[dict[str, Any]]) -> tuple[list[int], list[str]]:
-    """COCO's ids and the names, by label."""
+    """Returns COCO's ids and the names, by label; the first ones are the background's."""
     names = {_value(entry, "id", int, "category"): _value(entry, "name", str, "category") for entry in entries}
     if len(names) != len(entries):
         raise ValueError("two categories have the same id")
@@ -130,7 +130,7 @@ def _box(entry: dict[str, Any]) -> list[float]:
 
 
 def _is_crowd(entry: dict[str, Any]) -> bool:
-    """Converters also write "0" and "1"."""
+    """Returns whether an annotation is of a crowd. Converters also write "0" and "1"."""
     value = entry.get("iscrowd")
     if value not in (None, 0, 1, "0", "1"):
         raise _wrong(entry, "annotation", f"has {brief(value)} as 'iscrowd', not 0 or 1")
@@ -138,8 +138,8 @@ def _is_crowd(entry: dict[str, Any]) -> bool:
 
 
 def _polygons(entry: dict[str, Any], left_out: Counter[str]) -> list[list[float]] | None:
-    """Those that enclose something; none for an object that is given by its box alone, or by a run-length mask, which
-    is ``left_out``; None where all are flat."""
+    """Returns an object's polygons that enclose something; an empty list for one that is given by its box alone, or by
+    a run-length mask, which counts as ``left_out``; None where all are flat."""
     found = entry.get("segmentation") or []
     if isinstance(found, dict):
         left_out["run-length masks"] += 1

@@ -55,8 +55,9 @@ def library() -> ModuleType | None:
 
 @contextmanager
 def _no_gpu_for_workers() -> Iterator[None]:
-    """A worker process that has not met CUDA sees no GPU meanwhile, nor later if it meets CUDA now: a stage of one's
-    own that computes on a GPU in a worker asks for it before the first photograph (``torch.cuda.init()``)."""
+    """Context in which a worker process sees no GPU, unless it has initialised CUDA before. If it does so within, it
+    sees none later either: so a stage of one's own that computes on a GPU in a worker calls ``torch.cuda.init()``
+    before the first photograph."""
     name = "CUDA_VISIBLE_DEVICES"
     if get_worker_info() is None or torch.cuda.is_initialized():
         yield
@@ -109,7 +110,8 @@ def decode_box(encoded: Any, box: tuple[int, int, int, int], fancy: bool = True)
 
     ``encoded``: the bytes of a JPEG, PNG or WebP file, uint8 (n,). ``fancy``: a JPEG's chroma is upsampled smoothly
     ("fancy upsampling" of libjpeg), as OpenCV and Pillow have it, or (False) each value is repeated, as DALI and nvJPEG
-    have it by default. Raises ValueError where it cannot be decoded, or where the picture is smaller than the box.
+    have it by default. Raises ValueError where it cannot be decoded, or where the picture is smaller than the box, and
+    ImportError as ``check_upsampling`` does.
     """
     data = encoded.tobytes()
     try:
@@ -120,12 +122,12 @@ def decode_box(encoded: Any, box: tuple[int, int, int, int], fancy: bool = True)
 
 
 def as_repaired(encoded: Any, data: bytes, header: Header) -> Any:
-    """``encoded``, whose bytes are ``data``, as all decoders read it alike: mostly the same array."""
+    """Returns ``encoded``, whose bytes are ``data``: the same array, or uint8 (m,) with the header's repairs made."""
     return np.frombuffer(bytearray(repaired(data, header)), np.uint8) if header.repairs else encoded
 
 
 def decode_repaired(encoded: Any, box: tuple[int, int, int, int], fancy: bool = True) -> Any:
-    """As ``decode_box``, of what ``as_repaired`` returned."""
+    """Returns what ``decode_box`` returns, of what ``as_repaired`` returned; raises the same."""
     codec = library()
     if codec is None:
         check_upsampling(fancy)
@@ -134,9 +136,10 @@ def decode_repaired(encoded: Any, box: tuple[int, int, int, int], fancy: bool = 
 
 
 def decode_whole(encoded: Any, fancy: bool = True) -> Any:
-    """What boxes can be cut from, as often as wanted, instead of decoding each: uint8 (height, width, 3).
+    """Returns the whole upright picture, from which ``cut_box`` cuts boxes: uint8 (height, width, 3), RGB.
 
-    Or ``encoded`` as it is, uint8 (n,), where that is not the same, or is no picture: see ``cut_box``.
+    Returns ``encoded`` as it is, uint8 (n,), where it cannot be decoded, and for a progressive JPEG that lacks scans,
+    whose boxes have other pixels when they are decoded alone.
     """
     data = encoded.tobytes()
     try:
@@ -149,8 +152,8 @@ def decode_whole(encoded: Any, fancy: bool = True) -> Any:
 
 
 def cut_box(whole: Any, box: tuple[int, int, int, int], fancy: bool = True) -> Any:
-    """What ``decode_box(encoded, box, fancy)`` returns, from ``whole``, which ``decode_whole(encoded, fancy)``
-    returned: the same pixels, as a view where that is the picture. Raises ValueError where that does."""
+    """Returns what ``decode_box(encoded, box, fancy)`` returns, from ``whole``, which ``decode_whole(encoded, fancy)``
+    returned: the same pixels, as a view if ``whole`` is the picture. Raises ValueError where ``decode_box`` does."""
     if whole.ndim == 1:
         return decode_repaired(whole, box, fancy)
     top, left, height, width = box

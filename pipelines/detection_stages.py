@@ -86,7 +86,7 @@ def draw_masks(fields: Fields, params: Params) -> Fields:
 
 
 def fill(mask: Any, ring: Any) -> None:
-    """Set the pixels of ``mask``, uint8 (h, w), whose centres the closed polygon ``ring``, (k, 2), surrounds.
+    """Sets the pixels of ``mask``, uint8 (h, w), whose centres the closed polygon ``ring``, (k, 2), surrounds.
 
     By the even-odd rule, one crossing of an edge with a row of centres at a time. OpenCV's ``fillPoly`` also fills
     what an edge touches, which makes an object ten pixels across a quarter larger than its polygon.

@@ -75,7 +75,7 @@ def scenes() -> dict[str, Scene]:
 
 
 def write(directory: str | Path) -> None:
-    """Write ``directory``/annotations/instances_example.json and ``directory``/example/*.jpg, replacing such files."""
+    """Writes ``directory``/annotations/instances_example.json and ``directory``/example/*.jpg, replacing such files."""
     directory = Path(directory)
     folder = directory / SPLIT
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ SUBSAMPLING = (
 
 
 def write(directory: str | Path) -> None:
-    """Write the files as ``directory``/class/name.jpg (.png, .webp). Existing files of those names are replaced."""
+    """Writes the files as ``directory``/class/name.jpg (.png, .webp). Existing files of those names are replaced."""
     directory = Path(directory)
     for number, name in enumerate((*COLOUR, *GREY)):
         folder = directory / Path(name).stem

@@ -51,7 +51,7 @@ _OTHER_RATE = "this one was recorded at another rate than all the others"
 
 
 def write(directory: str | Path) -> None:
-    """Write utterances of 0.4 to 10 seconds by four speakers; the last is not at 16 kHz."""
+    """Writes utterances of 0.4 to 10 seconds by four speakers; the last is not at 16 kHz."""
     for speaker, chapter, voice, speed, pitch, texts in _SPEAKERS:
         spoken = [(text, *speak(text, voice=voice, speed=speed, pitch=pitch)) for text in texts]
         resampled = [(text, signal.resample_poly(audio, RATE, rate), RATE) for text, audio, rate in spoken]
@@ -62,7 +62,7 @@ def write(directory: str | Path) -> None:
 def write_chapter(
     directory: Path, speaker: int, chapter: int, utterances: Sequence[tuple[str, NDArray[np.float32], int]]
 ) -> None:
-    """Write one folder of FLAC files of 16 bits with its transcript: (text, float32 samples, rate) in their order."""
+    """Writes one folder of FLAC files of 16 bits with its transcript: (text, float32 samples, rate) in their order."""
     folder = directory / str(speaker) / str(chapter)
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -79,7 +79,8 @@ def speak(text: str, *, voice: str = "en-us", speed: int = 175, pitch: int = 50)
     ``voice``: a name of espeak-ng, such as "en-gb-x-rp" or "en-us+f2"; ``speed``: words a minute, 80 to 450; ``pitch``:
     0 to 99. Voices waver, and how is not started anew: the same text sounds a little different at every call, but the
     same calls in a new process give the same samples.
-    Raises ImportError without the package espeakng-loader, and ValueError for a voice that espeak-ng does not have.
+    Raises ImportError without the package espeakng-loader, and ValueError for a voice that espeak-ng does not have, or
+    a text in which it finds nothing to say.
     """
     library, rate = _espeak()
     parts: list[NDArray[np.int16]] = []

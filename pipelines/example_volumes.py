@@ -14,7 +14,7 @@ _SHAPES = ((40, 150, 140), (70, 133, 201), (9, 64, 50))  # the last is smaller t
 
 
 def write(directory: str | Path) -> None:
-    """Write cases in the NumPy layout: ``directory``/case_00000_x.npy with case_00000_y.npy, and so on."""
+    """Writes cases in the NumPy layout: ``directory``/case_00000_x.npy with case_00000_y.npy, and so on."""
     from .example_photographs import photograph  # OpenCV, which nothing else of this workload needs
 
     directory = Path(directory)

@@ -1,4 +1,4 @@
-"""What files a folder holds."""
+"""Finds the files of a data set in a folder, and says what is left out."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def is_hidden(name: str) -> bool:
 
 
 def find(folder: str | os.PathLike[str], endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:
-    """The files in a folder and all folders below whose names end so (in small letters or capitals), sorted; and how
-    many others there are, by ending. Links are followed; of what is hidden nothing is looked at.
+    """Returns the files in a folder and all folders below whose names end in one of ``endings`` (in small letters or
+    capitals), sorted; and how many others there are, by ending. Links are followed; hidden folders are not looked into.
 
     Raises FileNotFoundError, naming it, for a link to what is missing, OSError for a folder that cannot be read, and
     ValueError for a link to a folder that it lies in.
@@ -62,7 +62,7 @@ def _kind(name: str) -> str:
 
 
 def check_link(path: str) -> None:
-    """Raise, naming the link, where its target is missing, or is a folder that it lies in."""
+    """Raises FileNotFoundError, naming the link, if its target is missing, and ValueError if it lies in its target."""
     target = Path(os.path.realpath(path))
     if not target.exists():
         raise FileNotFoundError(
@@ -73,7 +73,7 @@ def check_link(path: str) -> None:
 
 
 def say_left_out(source: str | os.PathLike[str], left_out: Mapping[str, int], why: str) -> None:
-    """Say once what a data set leaves out of ``source``, where it is anything, and ``why``."""
+    """Logs once how much of each kind is left out of ``source``, and ``why``; nothing where all counts are 0."""
     counts = ", ".join(f"{count:,} {what}" for what, count in left_out.items() if count)
     if counts:
         say_once(f"{os.fspath(source)!r}: left out {counts}; {why}")

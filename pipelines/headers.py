@@ -71,7 +71,7 @@ def read_header(data: bytes) -> Header:
 
 
 def repaired(data: bytes, header: Header) -> bytes:
-    """The file ``data``, whose header this is, as all decoders read it alike."""
+    """Returns the file ``data``, whose header this is, with its repairs made, so that all decoders read it alike."""
     parts, at = [], 0
     for begin, end, instead in header.repairs:
         parts += [data[at:begin], instead]
@@ -80,7 +80,7 @@ def repaired(data: bytes, header: Header) -> bytes:
 
 
 def _jpeg(data: bytes) -> Header:
-    """As all of these: with the size that is coded, before the orientation is applied."""
+    """Returns a JPEG's header with the size as coded, before the orientation is applied (``_png``, ``_webp`` too)."""
     at, size, orientation, progressive = 2, None, 0, False
     repairs: list[Repair] = []
     while at + 4 <= len(data):
@@ -110,7 +110,8 @@ def _jpeg(data: bytes) -> Header:
 
 
 def _next_marker(data: bytes, at: int, repairs: list[Repair]) -> int:
-    """Where it is. Bytes before it that neither belong to a segment nor fill a gap are left out: libjpeg skips them."""
+    """Returns where the next marker is, from ``at`` on; ``len(data)`` if there is none. Bytes before it that neither
+    belong to a segment nor fill a gap are to be left out (``repairs``): libjpeg skips them."""
     found = _MARKER.search(data, at)
     if found is None:
         return len(data)
@@ -174,7 +175,8 @@ def _webp(data: bytes) -> Header:
 
 
 def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
-    """Height and width by the first chunk: of the canvas, which a picture fills, or of the only picture."""
+    """Returns height and width by the first chunk: of the canvas, which a picture fills, or of the only picture; None
+    where it says neither."""
     if kind == b"VP8X" and len(body) >= 10:
         return 1 + int.from_bytes(body[7:10], "little"), 1 + int.from_bytes(body[4:7], "little")
     if kind == b"VP8 " and body[3:6] == b"\x9d\x01\x2a" and len(body) >= 10:
@@ -187,8 +189,8 @@ def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
 
 
 def _orientation(tiff: bytes, at: int) -> tuple[int, list[Repair]]:
-    """The orientation of a TIFF structure, 1 (upright) where it is absent or broken, as decoders do; and the entry as a
-    SHORT, where it is none. ``at``: where the structure begins in the file."""
+    """Returns the orientation of a TIFF structure, 1 (upright) where it is absent or broken, as decoders do; and the
+    repair that makes its entry a SHORT, where it is none. ``at``: where the structure begins in the file."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return 1, []

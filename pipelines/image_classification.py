@@ -41,10 +41,10 @@ class ImageFolder:
     Items are ``{"path": str, "label": int}``; labels number the class folders, sorted by name, from 0. Files may
     lie deeper, and links are followed. ``left_out`` counts, by ending, the files in class folders that are none of
     these, photographs that lie in no class folder, and what is hidden (names that begin with a dot, or that systems
-    leave, such as "__MACOSX"), which is no class either; what it counts is said once.
+    leave, such as "__MACOSX"); hidden folders are no classes. What it counts is logged once.
 
-    Raises FileNotFoundError where there is no folder or no photograph, and where a link's target is missing, naming it.
-    Whether a file can be decoded is found out when it is read.
+    Raises FileNotFoundError where there is no folder or no photograph, and where a link's target is missing, naming it;
+    ValueError for a link to a folder that it lies in. Whether a file can be decoded is found out when it is read.
     """
 
     def __init__(self, root: str | Path) -> None:

@@ -29,7 +29,8 @@ ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken,
 
 
 def read(fields: Fields, params: Params) -> Fields:
-    """path (or source) -> bytes, (height, width) of the upright picture, whether it is coded progressively."""
+    """Reads "path" (a name or a source): its bytes "encoded", (height, width) of the upright picture as "size", and
+    "progressive": whether it is coded so. Raises ValueError for what ``read_header`` refuses."""
     encoded = read_bytes(fields["path"])
     data = encoded.tobytes()
     header = read_header(data)
@@ -101,12 +102,12 @@ def decode(fields: Fields, params: Params, *, fancy: bool = True) -> Fields:
 
 
 def decode_picture(fields: Fields, *, fancy: bool = True) -> Fields:
-    """What of ``decode`` depends on no box: all of the picture, or the bytes where that is not the same."""
+    """Makes "picture", of which any box can be cut: the whole picture, or its bytes (see ``decode_whole``)."""
     return {"picture": decode_whole(fields["encoded"], fancy)}
 
 
 def crop_picture(fields: Fields, params: Params, *, fancy: bool = True) -> Fields:
-    """As ``decode``, from what ``decode_picture`` made."""
+    """Cuts the box out of "picture", which ``decode_picture`` made: the same pixels as ``decode``."""
     top, left, height, width = (int(n) for n in fields["box"])
     return {"image": cut_box(fields["picture"], (top, left, height, width), fancy)}
 
@@ -129,7 +130,8 @@ def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *
 
 
 def resize(fields: Fields, params: Params, *, size: tuple[int, int] | None = None) -> Fields:
-    """To ``size`` (height, width), or to "shape", bilinear between the four nearest pixels, no antialiasing."""
+    """Scales to ``size`` (height, width), or to "shape" if None: bilinear between the four nearest pixels, not
+    antialiased."""
     height, width = size or map(int, fields["shape"])
     return {"image": cv2.resize(fields["image"], (width, height), interpolation=cv2.INTER_LINEAR)}
 
@@ -144,12 +146,12 @@ def resize_dali(
 
 
 def draw_mirror(rng: np.random.Generator, meta: Fields, *, probability: float) -> Params:
-    """mirror: 1 with the given probability, else 0."""
+    """Draws "mirror": 1 with the given probability, else 0."""
     return {"mirror": int(rng.random() < probability)}
 
 
 def mirror(fields: Fields, params: Params, *, drawn: bool = True) -> Fields:
-    """Left and right exchanged where "mirror" says so, which was ``drawn`` here or is a field."""
+    """Exchanges left and right where "mirror" is not 0: a parameter if it is ``drawn`` by this stage, else a field."""
     image, turned = fields["image"], (params if drawn else fields)["mirror"]
     return {"image": cv2.flip(image, 1) if turned else image}
 
@@ -168,7 +170,7 @@ def _normalisation(mean: tuple[float, float, float], std: tuple[float, float, fl
 def normalise(
     fields: Fields, params: Params, *, mean: tuple[float, float, float], std: tuple[float, float, float]
 ) -> Fields:
-    """To float32, channel first: (value / 255 - mean) / std, channel by channel."""
+    """Converts to float32 (3, height, width): (value / 255 - mean) / std, channel by channel."""
     image = fields["image"]
     if image.size <= SMALL:  # one call of OpenCV's costs less, which larger pictures would be copied from
         return {"image": cv2.dnn.blobFromImageWithParams(image, _normalisation(tuple(mean), tuple(std)))[0]}

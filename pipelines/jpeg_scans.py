@@ -1,7 +1,8 @@
-"""Whether a JPEG file has all of its picture's scans: ITU-T T.81, annexes B.2.3 (scan header) and G.1.1 (progression).
+"""Finds whether a JPEG file has all of its picture's scans.
 
-Of a progressive one that lacks some, libjpeg-turbo guesses what they would bring from the blocks around ("block
-smoothing"), and where it decodes a region, other blocks lie around it: its pixels are not those of the whole picture.
+ITU-T T.81, annexes B.2.3 (scan header) and G.1.1 (progression). Of a progressive one that lacks some, libjpeg-turbo
+guesses what they would bring from the blocks around ("block smoothing"), and where it decodes a region, other blocks
+lie around it: its pixels are not those of the whole picture.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _COEFFICIENTS = 64  # of a block, in zigzag order
 def has_all_scans(data: bytes) -> bool:
     """Returns whether every coefficient of the progressive JPEG ``data`` comes to its last bit.
 
-    True for other JPEG files.
+    True for other JPEG files, False where its header is broken.
     """
     missing: dict[int, list[int]] = {}  # bits, by component and coefficient
     at = 2
@@ -36,7 +37,7 @@ def has_all_scans(data: bytes) -> bool:
 
 
 def _scan(data: bytes, body: int, missing: dict[int, list[int]]) -> None:
-    """Take what this scan brings off what is missing."""
+    """Takes the bits that this scan brings off what is missing."""
     count = data[body]
     first, last, bits = data[body + 1 + 2 * count : body + 4 + 2 * count].ljust(3, b"\xff")
     for component in data[body + 1 : body + 1 + 2 * count : 2]:

@@ -36,11 +36,11 @@ class LibriSpeech:
     transcript, in lower case, in ``alphabet``; 0 is left to the blank. ``index`` is the item's place in the data set.
 
     Links are followed. ``left_out`` counts other files than FLAC and text, by ending, and what is hidden (names that
-    begin with a dot); it is said once.
+    begin with a dot); it is logged once.
 
     Raises FileNotFoundError for a folder that is missing or holds no FLAC file, for a file that its chapter lacks, and
-    for a link to what is missing; ValueError for a transcript that is not what it should be, or an alphabet that cannot
-    be used.
+    for a link to what is missing; ValueError for a FLAC file that is not called as the layout says, a transcript that
+    is not what it should be, an alphabet that cannot be used, and a link to a folder that it lies in.
     """
 
     def __init__(self, root: str | Path, alphabet: str = ALPHABET) -> None:
@@ -145,7 +145,7 @@ def _lines(transcript: Path, chapter: str) -> dict[int, tuple[str, str]]:
 
 
 def _numbers(alphabet: str) -> dict[str, int]:
-    """The tokens of its characters."""
+    """Returns the token of each character, from 1 on. Raises ValueError for an alphabet that cannot be used."""
     if not alphabet or len(set(alphabet)) != len(alphabet) or alphabet != alphabet.lower():
         raise ValueError(f"an alphabet consists of different characters, in lower case, got {alphabet!r}")
     if len(alphabet) > _LARGEST:

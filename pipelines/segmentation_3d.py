@@ -51,8 +51,8 @@ def build(
     """The training pipeline: ``{"path", "label_path"}`` to ``{"image", "label"}``.
 
     image: ``dtype`` (1, *patch), label: uint8 (1, *patch). ``oversampling``: share of crops around a structure;
-    ``flip``: probability for each axis; ``brightness``: largest relative change; ``noise``: largest deviation; the last
-    two are applied with ``probability``. Raises ValueError for values that make no sense.
+    ``flip``: probability for each axis; ``brightness``: largest relative change; ``noise``: largest standard deviation;
+    these two are applied with ``probability`` each. Raises ValueError for values that make no sense.
     """
     _check(patch, oversampling, flip, brightness, noise, probability, dtype)
     most = math.inf if dtype == "float32" else (_MOST_HALF - _DEVIATIONS * noise) / (1 + brightness)

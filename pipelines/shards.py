@@ -36,12 +36,12 @@ class TarShards:
 
     ``shards``: a path, a pattern such as ``"data/train-*.tar"``, or a sequence of them; taken in sorted order.
     Items are ``{"path": Source, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg``, ``.png`` or
-    ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone, and so
-    are shards that a pattern finds and members whose names begin with a dot.
+    ``.webp``) and its label as a decimal number in ``.cls``; its other members are left out, and so are hidden
+    members, and hidden shards that a pattern finds (those whose names begin with a dot, say).
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
     uncompressed tar archive, is several in a row, is damaged or cut off; and for a sample that has two members of one
-    kind, or lacks its photograph or label, or has a link or a sparse file for it.
+    kind, lacks its photograph or label or has a link or a sparse file for it, or whose label is no int64.
     """
 
     def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -131,7 +131,7 @@ def _hidden(name: str) -> bool:
 
 
 def _by_kind(shard: str, members: Iterable[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:
-    """The members of a sample."""
+    """Returns the members of a sample by kind. Raises ValueError for two of one kind."""
     found: dict[str, tarfile.TarInfo] = {}
     for member in members:
         before = found.setdefault(_key_and_kind(member)[1], member)

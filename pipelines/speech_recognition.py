@@ -64,10 +64,10 @@ def build(
 
     features: float32 (frames, ``splice`` * ``mels``), tokens: int64 (characters,), as the data set gives them. With
     ``steps`` also direction: float32 (``mels``,), see ``pipelines.speech_steps``.
-    ``rate``: Hz, to which every file is brought; ``speeds``: one is drawn for each sample, to the nearest fraction with
-    a denominator up to 100, and nothing where there is only one; ``frequency_width``: of a mask, in bands;
-    ``time_width``: in shares of the frames.
-    Raises ValueError for values that make no sense.
+    ``rate``: Hz, to which every file is brought; ``speeds``: one is drawn for each sample, if there are several; each
+    is taken as the nearest fraction with a denominator up to 100. ``frequency_masks``, ``time_masks``: how many there
+    are; ``frequency_width``: the most bands of one; ``time_width``: the largest share of the frames of one.
+    Raises ValueError for values that make no sense, ImportError without soundfile.
     """
     _check(rate, speeds, mels, (frequency_masks, frequency_width, time_masks), time_width, splice)
     speech_stages.library()

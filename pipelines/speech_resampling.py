@@ -50,8 +50,8 @@ def taps(up: int, down: int) -> Any:
 
 
 def resample(fields: Fields, params: Params, *, rate: int = 0, speed: float | None = None) -> Fields:
-    """The audio at ``up`` / ``down`` times its rate; or at ``rate`` and played at ``speed``, where that is the only one
-    and nothing is drawn."""
+    """Resamples the audio to the drawn "up" / "down" times its rate; or, where ``speed`` is the only one and nothing is
+    drawn, to ``rate`` and played at that speed."""
     up, down = _up_and_down(fields, params, rate, speed)
     if up == down:
         return {"audio": fields["audio"]}

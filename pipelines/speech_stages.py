@@ -39,13 +39,18 @@ _SLANEY_LINEAR_HZ, _SLANEY_BANDS, _SLANEY_RATIO = 1000.0, 15.0, 6.4  # linear up
 
 @cache
 def library() -> Any:
-    """soundfile. Imported before workers are forked, it is shared by them; who reads no speech does without it."""
+    """Returns the module soundfile, imported by the first call (before workers are forked, which then share it).
+    Raises ImportError where it is not installed."""
     with from_extra("pipelines"):
         return importlib.import_module("soundfile")
 
 
 def read(fields: Fields, params: Params) -> Fields:
-    """path -> the file's samples and their rate (Hz). Of several channels, such as stereo, the mean."""
+    """Reads "path": the file's samples "audio" and their "rate" (Hz). Of several channels, such as stereo, the mean.
+
+    Raises ValueError for a file that cannot be read, is shorter than a window, or by its header has more samples than
+    ``MOST_SAMPLES`` or an unknown number.
+    """
     soundfile = library()
     encoded = read_bytes(fields["path"])
     if not len(encoded):
@@ -80,7 +85,8 @@ def cost_features(fields: Fields) -> tuple[float, ...]:
 
 
 def framing(rate: int) -> tuple[int, int, int]:
-    """Samples of a window and between two, and the size of the transform: the next power of two."""
+    """Returns the samples of a window, those from one window's begin to the next, and the size of the transform: the
+    next power of two."""
     window = round(WINDOW_S * rate)
     return window, round(STEP_S * rate), 1 << (window - 1).bit_length()
 
@@ -165,7 +171,7 @@ def filterbank_dali(dali: ModuleType, fields: Fields, params: Params, device: st
 
 
 def draw_masks(rng: np.random.Generator, meta: Fields, *, frequency_masks: int, time_masks: int) -> Params:
-    """frequency, time: for each mask two numbers in [0, 1) that decide how wide it is and where it begins.
+    """Draws "frequency" and "time": for each mask two numbers in [0, 1) that decide how wide it is and where it begins.
 
     Shares, because how many frames there are depends on the speed that another stage draws.
     """

@@ -42,7 +42,7 @@ class Steps:
             raise ValueError(f"rounds must be at least 0 and every at least 1, got {self}")
 
     def heavy(self, index: int) -> bool:
-        """Returns whether the heavy step applies to this item of the data set: the fifth, the tenth ..."""
+        """Returns whether the heavy step applies to this item: if ``every`` is 5, to the fifth, the tenth ..."""
         return index % self.every == self.every - 1
 
 
@@ -106,11 +106,10 @@ def cost_features(fields: Fields, *, steps: Steps) -> tuple[float, ...]:
 
 
 def rounds_for(seconds: float, mels: int = 80, *, trials: int = 5, probe: int = 20_000) -> int:
-    """Returns the rounds that one core of this machine does in so many seconds.
+    """Returns the rounds, at least 1, that one core of this machine does in so many seconds.
 
-    They are found by the median of ``trials`` of ``probe`` rounds each.
-
-    At least 1. For benchmarks: measure once, and let every loader do the same rounds.
+    They are found by the median of ``trials`` of ``probe`` rounds each. For benchmarks: measure once, and let every
+    loader do the same rounds.
     """
     bands = np.random.default_rng(0).standard_normal((mels, 4 * mels), np.float32)
     matrix = np.einsum("it,jt->ij", bands, bands)

@@ -86,7 +86,6 @@ CPU_ONLY = frozenset(
         "TrivialAugmentWide",
     )
 )
-
 """Classes that are called as they are, in workers."""
 
 _IN_COLLATE = "it mixes the samples of a batch: call it in the loader's collate_fn, and leave it out here"
@@ -144,7 +143,8 @@ ANY_DEVIATION = Tolerance(255, 16)
 
 
 def transforms_of(transform: Any) -> list[Any]:
-    """The transforms of nested ``Compose`` objects, in order. Raises TypeError or ValueError for what is refused."""
+    """Returns the transforms of nested ``Compose`` objects, in order; for those that work in place, copies that do not.
+    Raises TypeError or ValueError for what is refused."""
     kind = type(transform)
     if kind is v2.Compose or kind is torch.nn.Sequential:
         inside = transform.transforms if kind is v2.Compose else transform
@@ -169,7 +169,7 @@ def transforms_of(transform: Any) -> list[Any]:
 
 
 def class_name(transform: Any) -> str:
-    """The class of v2 that it is of; empty for others, and classes derived from those."""
+    """Returns the name of the transform's class in v2; "" for other classes, also those derived from one of v2."""
     kind = type(transform)
     return kind.__name__ if kind.__module__.startswith("torchvision.transforms.v2.") else ""
 

@@ -84,7 +84,7 @@ def build(
             width)), and this says what the tensor is, such as ``Field(np.uint8, (3, None, None))``.
         targets: the fields that ``transform`` gets besides, in this order.
         others: the fields that are delivered as they are; ``{"label": Field(np.int64)}`` if not given.
-        name: for people.
+        name: shown in messages.
 
     Outputs are "image", the targets and the others. Raises TypeError or ValueError for what cannot work.
     """

@@ -59,14 +59,14 @@ class Pictures:
 
 
 def from_torchvision(dataset: Any) -> tuple[Any, Pipeline]:
-    """Return a data set and a pipeline that together give what ``dataset`` gives: "image" and, if it has one, "target".
+    """Returns a data set and a pipeline that together give what ``dataset`` gives, as "image" and, if any, "target".
 
     The pipeline decodes the files of an ``ImageFolder`` (JPEG, PNG and WebP, upright as Exif says), unless it was
     given a ``loader``, whose pictures are then taken.
 
     Args:
         dataset: any of ``torchvision.datasets``, or one of your own, that has a v2 transform in its attribute
-            ``transform``, or ``transforms`` where that gets the target, too. It is not changed.
+            ``transform``, or ``transforms`` where that gets the target, too; or a ``Subset`` of one. It is not changed.
 
     Raises:
         TypeError, ValueError: the transform is missing or refused, or the first sample is neither a picture nor a pair
@@ -140,7 +140,8 @@ def _untouched(*sample: Value) -> Value:
 
 
 def _first(pictures: Pictures) -> tuple[Field, tuple[str, ...]]:
-    """Returns what the first picture is as a tensor, and the names of what comes with it."""
+    """Returns the field of the first picture as a tensor, with any height and width, and the names of what comes with
+    it. Raises TypeError where the sample has no picture, or more than a target with it."""
     try:
         fields = pictures[0]
         image = v2.functional.to_image(fields["image"]).numpy()

@@ -36,7 +36,7 @@ _DRAWING = frozenset(
 
 
 class OwnDraws(TorchFunctionMode):
-    """Within it, what the calling thread draws from torch's global CPU generator comes from ``generator``."""
+    """Context in which what the calling thread draws from torch's global CPU generator comes from ``generator``."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def recorded(
 ) -> tuple[tuple[Value, ...], list[Value]]:
     """Returns what each transform draws for a picture of this shape, and the finished targets.
 
-    None stands for a transform that leaves the picture as it is.
+    None stands for a transform that leaves this picture as it is, {} for one whose recorder is None.
     """
     sample: tuple[Any, ...] = (_stand_in(shape), *targets)
     drawn: list[Value] = []

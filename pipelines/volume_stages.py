@@ -24,7 +24,7 @@ _ROUNDING = (
 
 
 def draw_crop(rng: np.random.Generator, meta: Fields, *, oversampling: float) -> Params:
-    """balanced: whether the crop is of a labelled structure; where, which: uniform numbers that decide the rest."""
+    """Draws "balanced", whether the crop is of a labelled structure, and uniform numbers that decide the rest."""
     return {"balanced": bool(rng.random() < oversampling), "where": rng.random(AXES), "which": rng.random(2)}
 
 
@@ -61,8 +61,8 @@ def crop_volumes(fields: Fields, params: Params, *, patch: tuple[int, int, int],
 
 
 def classes(label: Any, path: str) -> Any:
-    """The labels as uint8. Floats may be a little off a whole number, as a NIfTI file's scale leaves them. Raises
-    ValueError for values that uint8 does not have."""
+    """Returns the labels as uint8. Floats may be 0.1 off a whole number, as a NIfTI file's scale leaves them. Raises
+    ValueError, naming ``path``, for other values that uint8 does not have."""
     if label.dtype in (np.uint8, np.bool_):
         return np.asarray(label, np.uint8)
     _check_kind(label, path)
@@ -81,8 +81,8 @@ def classes(label: Any, path: str) -> Any:
 
 
 def numbers(image: Any, path: str, most: float) -> Any:
-    """The values as float32. Raises ValueError for some that it does not have, or that are further than ``most`` from
-    0."""
+    """Returns the values as float32. Raises ValueError, naming ``path``, for values that are no real numbers, are
+    beyond float32, or are further than ``most`` from 0."""
     _check_kind(image, path)
     with np.errstate(over="ignore"):
         found = np.ascontiguousarray(image, np.float32)
@@ -142,7 +142,7 @@ def read_size(fields: Fields, params: Params) -> Fields:
 
 
 def draw_flip(rng: np.random.Generator, meta: Fields, *, probability: float) -> Params:
-    """axes: 1 for each axis that is reversed, drawn one by one."""
+    """Draws "axes": for each, 1 with the given probability (it is reversed), else 0."""
     return {"axes": (rng.random(AXES) < probability).astype(np.int32)}
 
 
@@ -153,7 +153,7 @@ def flip(xp: ModuleType, fields: Fields, params: Params) -> Fields:
 
 
 def draw_brightness(rng: np.random.Generator, meta: Fields, *, probability: float, factor: float) -> Params:
-    """gain: within 1 +- ``factor`` with the given probability, else 1."""
+    """Draws "gain": within 1 +- ``factor`` with the given probability, else 1."""
     applied = rng.random() < probability
     gain = rng.uniform(1 - factor, 1 + factor)
     return {"gain": float(gain) if applied else 1.0}
@@ -167,7 +167,7 @@ def brighten(xp: ModuleType, fields: Fields, params: Params) -> Fields:
 def draw_noise(
     rng: np.random.Generator, meta: Fields, *, probability: float, deviation: float, patch: tuple[int, int, int]
 ) -> Params:
-    """noise: Gaussian, of a deviation up to ``deviation``, with the given probability; else a single 0.
+    """Draws "noise": Gaussian, of a deviation up to ``deviation``, with the given probability; else a single 0.
 
     Drawn on the host for either lane: no two generators agree.
     """

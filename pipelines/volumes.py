@@ -41,11 +41,11 @@ _LAYOUTS = (("imaging.nii.gz", "segmentation.nii.gz"), ("imaging.nii", "segmenta
 class CaseFolder:
     """The cases of a folder as a map-style data set; items are ``{"path": str, "label_path": str}``, sorted by name.
 
-    Cases may lie deeper, and links are followed; names that begin with a dot are none. ``left_out`` counts those
-    and other volumes, by ending; it is said once.
+    Cases may lie deeper, and links are followed; hidden files and folders (names that begin with a dot, say) hold none.
+    ``left_out`` counts those and other volumes, by ending; it is logged once.
 
     Raises FileNotFoundError for a folder that is missing or has no case in either layout, and, naming it, for a case's
-    image or label that is missing or is a link to what is missing.
+    image or label that is missing or is a link to what is missing; ValueError for a link to a folder that it lies in.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -80,13 +80,14 @@ class CaseFolder:
         return {"path": self.paths[index], "label_path": self.label_paths[index]}
 
     def source(self, index: int) -> tuple[Source, ...]:
-        """What is read whole, to be read ahead. Of files that are mapped a crop reads little, which is drawn later."""
+        """Returns the sources of what is read whole (``.nii.gz``), to be read ahead. Of files that are mapped a crop
+        reads little, which is drawn later."""
         paths = self.paths[index], self.label_paths[index]
         return tuple(Source(path) for path in paths if path.endswith(_COMPRESSED))
 
 
 def _ends(file: Path, end: str) -> bool:
-    """A file of KiTS19's layout is called so, of NumPy's its name ends so."""
+    """Returns whether a file is called ``end`` (KiTS19's layout) or, in NumPy's, has a name that ends so."""
     return file.name.endswith(end) if end.startswith("_") else file.name == end
 
 
@@ -95,13 +96,14 @@ def _other(file: Path, end: str, other: str) -> Path:
 
 
 def open_volume(path: str) -> Any:
-    """An array of shape (depth, height, width) that is mapped where the format allows it, and read where not."""
+    """Returns an array of shape (depth, height, width), mapped where the format allows it, else read. Raises ValueError
+    for another number of dimensions, and a NIfTI file that claims more than ``MOST_VOXELS``."""
     return _open(path)[0]
 
 
 def open_pair(path: str, label_path: str) -> tuple[Any, Any]:
-    """Image and label, as ``open_volume`` has them. Raises ValueError where they have not the same shape, or where by
-    their files they lie apart."""
+    """Returns image and label, as ``open_volume`` has them. Raises ValueError where that does, where they have not the
+    same shape, and where by their files they lie more than ``MOST_APART`` voxels apart."""
     (image, place), (label, label_place) = _open(path), _open(label_path)
     if image.shape != label.shape:
         raise ValueError(f"the image has the shape {image.shape}, its label {label.shape}")
