@@ -20,6 +20,7 @@ from minato_gpu.samples import Key, Origin, Position, Value, add_note
 from minato_gpu.sources.reading import Place
 
 Part = tuple[int, tuple[float, ...]]
+"""The stage that a sample came with, and the seconds of each part, between split points, from there on."""
 
 
 class NoSample:
@@ -34,12 +35,12 @@ class Piece(NamedTuple):
 
     ``slab`` is the offset of the place's slab in the engine's arena (-1: none) that has ``rows`` rows; the first
     ticket goes to row ``row``. ``joins``: these are all tickets of a batch whose composition is settled: the worker
-    prepares those that are missing, and collates it. ``stored``: for each ticket where its prepared sample is stored
-    (None: it is missing); None where all are missing. ``occurrences`` are None when all are 0. ``sources``: for each
-    ticket its host read, or its fields from a split point (None: it has none).
-    ``positions`` where they are not neighbours (a replayed order).
-    ``marks``: the first ticket's mark, and those of the others follow (see memory/completions.py).
-    ``fetched``: for each ticket where its bytes that were read ahead are stored; None where nothing was.
+    prepares those that are missing, and collates the batch. ``stored``: for each ticket where its prepared sample is
+    stored (None: it is missing); None where all are missing. ``occurrences`` are None when all are 0. ``sources``: for
+    each ticket its host read, or its fields from a split point (None: it has none); None where none has any.
+    ``positions``: those of all tickets where they are not neighbours (a replayed order), else None.
+    ``marks``: the first ticket's mark, and those of the others follow (see memory/completions.py); -1: not given yet.
+    ``fetched``: for each ticket where its bytes that were read ahead are stored; None if nothing is read ahead.
     """
 
     position: Position
@@ -75,16 +76,18 @@ class Piece(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
+    """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed.
 
-    ``kind``: run, inspect, collate (the one piece, of a batch that is composed, is joined) or next (the next batches of
-    the worker's own stream, of ``samples`` each; ``start`` comes with the first: where it begins).
+    ``layout``: a pickled Layout; empty: not known yet; None: samples are not rows.
+    ``kind``: run (prepare samples), inspect (host reads only), collate (the one piece, of a batch that is composed, is
+    joined) or next (the next batches of the worker's own stream, of ``samples`` each; a stream's first task has its
+    ``start``).
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
-    ``ended``: by worker of the lane, the last chunk known to have ended when this one was dispatched (None: no credit).
-    What the worker has prepared beyond the credit of a later chunk is taken off this one's.
+    ``ended``, where there is a credit: by worker of the lane, the last chunk known to have ended when this one was
+    dispatched. What the worker has prepared beyond the credit of a later chunk is taken off this one's.
     """
 
     run: int
@@ -116,12 +119,11 @@ class Task(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A report that samples ``first`` to ``done`` of a chunk are ready; ``final``: the worker is through with the
-    chunk.
+    """A report that samples ``first`` to ``done`` of a chunk are ready, have failed or are handed over.
 
-    ``items``: None when all samples are plain rows, else one for each. ``times``: what each sample cost, in
-    seconds without the time that it waited for a core, where that matters; ``own_s``: that of all together (None: it is
-    not known); ``seconds`` includes the waits.
+    ``final``: the worker is through with the chunk. ``items``: None when all samples are plain rows, else one for each.
+    ``times``: the seconds that each sample cost without its waits for a core (None: all were cheap, or it is not
+    known). ``own_s``: their sum (None: not known); ``seconds`` includes the waits.
     ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where known.
     ``layout``, ``prepared``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
     ``repeated``: samples that a device has run again.
@@ -220,7 +222,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """An object handed over within the process (thread workers)."""
+    """An object of this very process, made by a worker thread or a device lane: it is stored as it is."""
 
     value: Value
     nbytes: int
@@ -229,7 +231,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """The next batch of a worker's own stream, and the stream's state after it; ``item`` is None at its end."""
+    """The next batch of a worker's own stream (None: the stream has ended), and the stream's state after it."""
 
     item: Stored | Failure | None
     state: Any  # lanes.streams.StreamState, None: not reported; that file imports this one

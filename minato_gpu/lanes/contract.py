@@ -120,7 +120,7 @@ class Exit:
 
     number: int
     pid: int
-    code: int | None  # its exit code; negative: a signal; children.UNKNOWN: another part of the program collected it
+    code: int | None  # exit code; negative: a signal; None: a thread, or not started; children.UNKNOWN: not known
     start_error: str = ""  # why it could not even be started
     error: str = ""  # the name of the exception that ended it
     raised: str = ""  # traceback of that exception
@@ -157,7 +157,7 @@ class Lane(Protocol):
     returns here is one that a lane may leave out, as it can do nothing about it.
 
     ``name``: what it is called, in messages to the scheduler and to people; no other lane of the loader has this name.
-    ``kind``: what its work costs is known by: ``CPU`` or ``DEVICE``, see scheduling/messages.py. ``slots``: how many
+    ``kind``: ``CPU`` or ``DEVICE`` (scheduling/messages.py), whose costs apply to its work. ``slots``: how many
     workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
     replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
     taken back. ``advice``: why a worker that hangs is not replaced, in a sentence. ``on_host``: its workers share this
@@ -177,7 +177,7 @@ class Lane(Protocol):
     def resize(self, slots: int) -> None:
         """Has so many workers take tasks, at most as many as it was made with; answered by ``Opened``.
 
-        Others finish their tasks.
+        The others finish the tasks that they have, and rest.
         """
         return
 
@@ -209,11 +209,12 @@ class Lane(Protocol):
 
         Never blocks, and costs next to nothing if there is nothing.
 
-        ``only``: what is finished of these tasks is enough, also where they have not ended.
+        ``only``: reports on these tasks are enough, also where they have not ended; other messages may wait.
         """
 
     def sleep(self, *, every_task: bool) -> None:
-        """Called before the receiver waits, to be woken when the lane runs low, or by every task's end."""
+        """Called before the receiver waits: it is woken by every task's end, or only once the lane has little left to
+        do."""
         return
 
     def fds(self) -> list[int]:
@@ -256,7 +257,7 @@ class Lane(Protocol):
         """Returns a worker in words."""
 
     def stack_of_hung(self, worker: int) -> str:
-        """Returns the stack of this worker, which is taken to hang from now on."""
+        """Returns the stack of this worker, as the rest of an error's message; it is taken to hang from now on."""
 
     def stacks_at_work(self) -> str:
         """Returns the stacks of all workers that are at work; of all workers if none is."""
@@ -268,7 +269,8 @@ class Lane(Protocol):
     # --- the end ---
 
     def close(self, timeout: float) -> bool:
-        """Ends everything that the lane started.
+        """Ends everything that the lane started; what is still at a sample after ``timeout`` seconds is killed, if it
+        can be.
 
         Idempotent. Returns False if something still runs and uses its memory.
         """

@@ -39,7 +39,10 @@ class FieldKeeper:
         return self._pipeline.run(fields, seed, before_stage=before_stage)
 
     def _with_kept(self, fields: Fields, given: bytes, seed: int, before_stage: Callable[[int], None]) -> Value:
-        """Prepares the sample with its kept fields; None if there are none, and none are asked for."""
+        """Prepares the sample from its kept fields or, if the reader process asks for them, so that they can be kept.
+
+        Returns None if neither applies, or what was kept belongs to other data.
+        """
         if AT_HAND.asked_for >= 0:
             made = self._make(fields, seed, before_stage)
             buffers = None if made.kept is None else blobs.pieces(blobs.dump((given, made.kept)))

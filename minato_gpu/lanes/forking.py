@@ -25,7 +25,7 @@ _collects = True  # whether the process that forks does when it is not about to;
 
 
 def start(process: BaseProcess) -> None:
-    """Starts a process that calls ``begin`` first."""
+    """Starts a process, whose own code must call ``begin`` first. Raises what starting it raises."""
     global _collects
     _collects = collects = gc.isenabled()
     gc.disable()
@@ -67,7 +67,8 @@ def _hear_again() -> None:
 
 
 def start_reader(context: Any, *arguments: Any) -> Any:
-    """Starts a process that calls a function and passes its arguments on. ``context`` is multiprocessing's."""
+    """Starts and returns the reader process. It calls the first of ``arguments`` with the others; ``context`` is
+    multiprocessing's."""
     started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
     start(started)
     return started

@@ -11,20 +11,17 @@ from minato_gpu.util.threads import usable_cores
 
 @dataclass(frozen=True)
 class HostCores:
-    """A rank's knowledge of its host.
+    """A rank's knowledge of its host."""
 
-    ``job``: tells the job's page from those of others.
-    """
-
-    rank: int
+    rank: int  # among the ranks on this host
     ranks: int
-    cores: int
-    most: int
-    job: str
+    cores: int  # that they share; at least ``num_workers`` for each
+    most: int  # workers that one rank may have at work
+    job: str  # tells the job's page from those of others
 
     @classmethod
     def of_this_rank(cls, workers: int) -> HostCores:
-        """Reads torchrun's variables. ``workers``: the loader's ``num_workers``, its share where cores would be fewer.
+        """Reads torchrun's variables. ``workers``: the loader's ``num_workers``, which each rank may have at least.
 
         Raises ValueError for more ranks than cores, or variables that are no numbers.
         """

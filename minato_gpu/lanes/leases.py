@@ -52,7 +52,7 @@ def store_reads(items: list[Item], store: Store) -> list[Location] | None:
 
 
 class Lease:
-    """The tickets of one task: runs of marks, and how many of the first are reported."""
+    """The tickets of one task: runs of marks, and how many tickets, from the first on, are reported."""
 
     __slots__ = ("begin", "cut", "last", "number", "reported", "runs", "singly", "size", "watched", "worker")
 
@@ -70,7 +70,7 @@ class Lease:
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
     def between(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
-        """Yields the marks of samples number ``start`` to ``stop``."""
+        """Returns the marks of samples number ``start`` to ``stop``, as ranges (first, end)."""
         if len(self.runs) == 1:
             begin = self.runs[0][0]
             return ((begin + start, begin + stop),)
@@ -118,7 +118,10 @@ class Leases:
             self._read.popleft()
 
     def reports(self, *, unfinished: bool) -> list[Report]:
-        """Returns what is finished, each sample once (see ``Lane.receive``)."""
+        """Returns what is finished of leases that have ended, or may end early, each sample once.
+
+        With ``unfinished`` of all others, too.
+        """
         status, found = self._completions.status, list[tuple[Lease, int]]()
         for lease in reversed(self._leases.values()):
             if unfinished or lease.watched or status[lease.last] in READY:
@@ -149,7 +152,7 @@ class Leases:
             lease.size, lease.watched = min(size, lease.size), True
 
     def settle(self, worker: int) -> None:
-        """Finds out where tasks that were taken back from this worker were ended: another is about to be."""
+        """Finds out where tasks that were cut short ended at this worker, before another one is cut short."""
         for lease in self._leases.values():
             if lease.cut and lease.worker == worker:
                 self._settle(lease)
@@ -159,7 +162,7 @@ class Leases:
         lease.size = lease.size if stopped is None else min(stopped, lease.size)
 
     def report(self, run: int, chunk: int) -> Report | None:
-        """Returns what marks say of one lease."""
+        """Returns what is newly finished of one lease; None if nothing is, or there is no such lease."""
         lease = self._leases.get((run, chunk))
         done = None if lease is None else self._done(lease)
         return None if lease is None or done is None else self._take(lease, done)

@@ -102,7 +102,7 @@ class Placement:
         return keep
 
     def _put_item(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
-        """Stores a sample that is a batch by itself, converted."""
+        """Collates and stores a sample that is a batch by itself; returns where, or its failure."""
         item = self.joined([value], task, piece.only([at]))
         return self._unsent_of(task, piece, {at: value}).get(at, item) if self._blames_samples(item) else item
 
@@ -125,9 +125,7 @@ class Placement:
     def unsent(self, task: Task, number: int, outcome: TicketOutcome, error: Exception) -> TicketOutcome:
         """Discards an outcome that could not be sent, of sample ``number`` of the task, or of a batch.
 
-        Returns an outcome with the failure.
-
-        Text and bytes of a sample may be more than the worker has memory for.
+        Returns an outcome with the failure: the text of a sample may be more than the worker has memory for.
         """
         item = outcome.item
         inner = item.item if isinstance(item, Yielded) else item
@@ -189,7 +187,7 @@ class Placement:
         return found
 
     def joined(self, samples: list[Value], task: Task, piece: Piece) -> Stored | Failure:
-        """Returns what the ``collate_fn`` makes of these samples of the piece.
+        """Stores what the ``collate_fn`` makes of these samples of the piece; returns where, or the batch's failure.
 
         In worker processes a user's own ``collate_fn`` draws the same numbers whichever worker joins the batch.
         """

@@ -49,7 +49,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended while it was needed."""
+    """A worker process or thread ended while it was needed, or could not be replaced."""
 
 
 class KilledWorkers(WorkerDied):
@@ -128,7 +128,7 @@ def collate_in_own_memory() -> None:
 
 
 def _ends_by_kernel(*, forks: bool) -> int:
-    """Returns what to tell workers as their ``parent``, in the process that starts them."""
+    """Returns this process's id if the kernel can end the workers that this thread starts along with it, else 0."""
     return os.getpid() if forks and threading.current_thread() is threading.main_thread() else 0
 
 

@@ -131,7 +131,7 @@ class Producer:
 
     def begin_unseeded(self, task: Task, samples: int) -> bool:
         """Returns whether a chunk of this many samples may try without seeding (see seeding.py): if it can be done
-        again from the data set on, and nothing of the first try is kept."""
+        again from the data set on, nothing of the first try is kept, and samples are not expected to draw."""
         if self.seeder is None or self._init_error is not None:
             return False
         if (
@@ -199,8 +199,8 @@ class Producer:
         return Features(stored, pipeline.features(fields))
 
     def _put(self, fields: Value, cut: int, seed: int) -> Stored:
-        """Stores what the stages from ``cut`` on need, drawn parameters included: a device's thread has no time to
-        draw."""
+        """Stores what the stages from ``cut`` on need, drawn parameters included, as a device's thread has no time to
+        draw; returns where."""
         wanted = self._wanted[cut]
         assert self._store is not None, "only lanes hand over parts of samples"
         begun: Begun = {name: value for name, value in fields.items() if name in wanted}, self._drawn(fields, cut, seed)
@@ -237,7 +237,7 @@ class Producer:
         return sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
     def _seeded(self, task: Task, piece: Piece, at: int) -> Value:
-        """Returns ``dataset[key]``, with the global generators seeded for this sample, where that is done."""
+        """Returns ``dataset[key]``; a worker process seeds its global generators for this sample before."""
         if self.seeder is not None:
             self.seeder.seed(self._seed_of(task, piece, at))
         key = piece.keys[at]
@@ -284,8 +284,10 @@ class Producer:
         return pipeline.run(source, seed, before_stage=before_stage)
 
     def _in_parts(self, fields: Value, seed: int, start: int, stop: int) -> Value:
-        """Runs the sample's stages; returns what there is of it where it is handed over: at ``stop``, or where that
-        is asked for."""
+        """Runs the sample's stages from ``start`` on; returns its fields, or a ``Handed`` where it is handed over.
+
+        That is before stage ``stop``, or before an earlier split point where the scheduler has asked for it.
+        """
         pipeline = self._job.pipeline
         assert pipeline is not None
         end = len(pipeline.stages)
@@ -303,7 +305,7 @@ class Producer:
         return fields
 
     def take_part(self) -> Part | None:
-        """Returns the times of the last sample's parts; None if it failed, or was not done in parts."""
+        """Returns the seconds of the last sample's parts, once; None if it failed, or was not done in parts."""
         part, self._part = self._part, None
         return part
 
@@ -325,7 +327,7 @@ class Producer:
 
 
 def _samples_of(returned: Value, indices: int) -> list[Value]:
-    """Returns what ``__getitems__`` returned for so many indices, a part of batch or all of it, as a list.
+    """Returns what ``__getitems__`` returned for so many indices as a list.
 
     Raises TypeError if it is no sequence (columns by name, say), ValueError for another length.
     """

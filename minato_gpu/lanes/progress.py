@@ -47,7 +47,7 @@ class LeaseProgress:
         self._waited = 0.0
 
     def tell_every(self, seconds: float) -> None:
-        """Has finished samples reported after so long."""
+        """Has finished samples reported once ``seconds`` have passed since the last report; 0.0: each at once."""
         self._every = seconds
         self.report_at = self.now + seconds
 
@@ -103,8 +103,8 @@ class LeaseProgress:
     def told(self) -> tuple[list[float], End, float]:
         """Notes that the ready samples are reported.
 
-        Returns what each took, when each was ready (a single time if that is about the same), and all seconds since
-        those before them.
+        Returns the seconds that each took, when each was ready (a single time if that is about the same), and the
+        seconds of all, waits for a core included.
         """
         times, count = self.times.copy(), len(self.times)
         if not self.delayed and count > 2:

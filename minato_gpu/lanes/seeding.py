@@ -77,8 +77,8 @@ class Seeder:
         return True
 
     def moved(self) -> bool:
-        """Compares the generators with ``begin_unseeded``. Returns True, and has all later samples seeded, if
-        anything was drawn or seeded."""
+        """Returns whether anything has drawn from the generators, or seeded them, since ``begin_unseeded`` or the last
+        ``seed``, as far as that is looked at. If so, all later samples are seeded."""
         same = not self._in_step or (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()

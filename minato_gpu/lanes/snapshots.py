@@ -1,7 +1,7 @@
 """Copies of states of samplers and data sets, which are taken often and read seldom.
 
-They may return lists that they go on changing. Decision: copies are pickles, which take a tenth of the time of
-``copy.deepcopy`` for large states and a fifth for small ones. No saved state contains one.
+A ``state_dict`` may return lists that its object goes on changing. Decision: copies are pickles, which take a tenth of
+the time of ``copy.deepcopy`` for large states and a fifth for small ones. No saved state contains a pickle.
 """
 
 from __future__ import annotations

@@ -218,7 +218,10 @@ def _serve(end: socket.socket, links: WorkerChannels, start: Start, parent: int)
 
 
 def _forked(end: socket.socket, start: Start, number: int, fds: list[int]) -> dict[int, BaseProcess]:
-    """Forks a worker of this number, if that is possible, and tells the parent. ``fds``: the file of blocks."""
+    """Forks a worker of this number, if that is possible, and tells the parent. ``fds``: the file of blocks.
+
+    Returns the worker by its descriptor; empty if it could not be forked.
+    """
     try:
         with os.fdopen(fds[0], "rb") as file:
             file.seek(0)

@@ -47,7 +47,10 @@ class Store:
         return self._views
 
     def put(self, value: Value, *, collated: bool = False) -> Blob | Local:
-        """Stores an object for other processes to read."""
+        """Stores an object for other processes to read, and returns where; a thread's object stays as it is.
+
+        Raises what pickling it raises, and MemoryError.
+        """
         handover = self.handover
         if handover is None:
             return Local(value, approximate_bytes(value), collated)
@@ -115,7 +118,7 @@ class Store:
 
 
 def approximate_bytes(value: Value) -> int:
-    """Returns the bytes of the arrays and tensors in a sample, without pickling it."""
+    """Returns the bytes of the arrays, tensors and texts in a sample, without pickling it."""
     if isinstance(value, dict):
         return sum(approximate_bytes(item) for item in value.values())
     if isinstance(value, (list, tuple)):

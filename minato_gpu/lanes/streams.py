@@ -54,11 +54,10 @@ def share_seed(pipe: Value, seed: int) -> None:
 class StreamState(NamedTuple):
     """The position of one worker's stream: ``batches`` of it were delivered, and no more come if it has ``ended``.
 
-    It is taken up from ``state``: its own, pickled, as it was ``since`` batches before (None: all is read again). A
-    worker tells one after each batch, the parent keeps those of what was delivered, and a stream is opened at one.
-    ``error``: why it cannot be saved; it matters to nobody but who saves. ``over``: the state is one of the end of an
-    epoch that had batches; the epoch after it begins, or has ended too. ``size``: samples of the last batch, with one
-    that raised; no part of what is saved.
+    It is taken up from ``state``: the stream's own, pickled, as it was ``since`` batches before (None: all is read
+    again). A worker tells a position after each batch, the parent keeps those of what was delivered, and a stream is
+    opened at one. ``error``: why it cannot be saved; of use to who saves only. ``over``: ``state`` is from the end of
+    the epoch before, which had batches. ``size``: samples of the last batch, with one that raised; it is not saved.
     """
 
     state: bytes | None
@@ -71,7 +70,7 @@ class StreamState(NamedTuple):
 
     @property
     def next_epoch(self) -> StreamState | None:
-        """Returns where the epoch after this begins, if this stream is never opened."""
+        """Where the epoch after this begins, if this stream is never opened; None without a state of the data set."""
         state = dataset_part(self.state)
         return None if state is None else StreamState(state, over=self.over)
 
@@ -92,7 +91,7 @@ class StreamState(NamedTuple):
 
 
 def dataset_part(state: bytes | None) -> bytes | None:
-    """Returns the data set's part of a stream's state, if it has one."""
+    """Returns the data set's part of a stream's state, pickled; None if it has none."""
     if state is None:
         return None
     kind, _, dataset = pickle.loads(state)
@@ -102,7 +101,8 @@ def dataset_part(state: bytes | None) -> bytes | None:
 
 
 def told_of(dataset: Value, *, over: bool = False) -> StreamState:
-    """Returns the state that a data set reports while it is not iterated."""
+    """Returns the state that a data set reports while it is not iterated; without ``state`` if it has none, or that
+    raised (``error``)."""
     if not is_stateful(dataset):
         return StreamState(None)
     try:
@@ -113,7 +113,10 @@ def told_of(dataset: Value, *, over: bool = False) -> StreamState:
 
 
 def load_dataset(dataset: Value, state: bytes | None) -> bytes | None:
-    """Gives the data set its part of a stream's state, before ``iter()``. Returns what it had, if it has told it."""
+    """Gives the data set its part of a stream's state, before ``iter()``.
+
+    Returns the state that it had before; None if it has not told that, or the stream's state has no such part.
+    """
     part = dataset_part(state)
     if part is None:
         return None
@@ -263,8 +266,11 @@ class Stream:
         return self._collate(data if self._job.auto_collation else data[0])
 
     def told(self) -> StreamState:
-        """Returns the stream's state, one batch further than when it was last asked; or only that it is, if it was told
-        less than ``snapshot_every_n_steps`` batches ago."""
+        """Returns the stream's state after a batch; called once for each batch, and at the end.
+
+        It comes without ``state`` if one was told less than ``snapshot_every_n_steps`` batches ago (``since``), or the
+        stream has none.
+        """
         part: Value = self.samples
         kind = "iterator"
         if isinstance(part, _Passes):

@@ -56,9 +56,12 @@ class WorkerChannels:
         fields: socket.socket | None = None,
         prepared: tuple[socket.socket, Arena] | None = None,
     ) -> None:
-        """``fetched``: where a reader process lays down what it has read. ``active``: workers that take tasks at first,
-        if not all. ``fields``: where workers send the reader process what is to be kept; ``prepared``: where samples
-        for other loaders, and the memory for them. All of these stay the reader's."""
+        """``addressed``: each task is for a certain worker. ``arenas``: workers are processes, with an arena each.
+        ``active``: workers that take tasks at first, if not all.
+
+        The others are the reader process's, and are not closed here. ``fetched``: where it stores what it has read.
+        ``fields``: the socket to it for fields to be kept; ``prepared``: that for samples for other loaders, and the
+        memory of these."""
         self.workers = workers
         self.loans = Loans()  # loans of all arenas
         self.fetched = fetched

@@ -53,7 +53,8 @@ class Shipment(NamedTuple):
     """The first message to an agent on each connection.
 
     ``job``: pickled; ``paths``: where its modules are; ``main``: the program's own file, by ``init_main_from_path``
-    or ``init_main_from_name``, where the job needs it (see multiprocessing.spawn).
+    or ``init_main_from_name``, where the job needs it (see multiprocessing.spawn). ``node_budget``: bytes, see
+    ``Lanes``. ``workers``: how many the agent is to start. ``lane``: what the loader calls the agent's lane.
     """
 
     job: bytes

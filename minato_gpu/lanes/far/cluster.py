@@ -41,7 +41,7 @@ class Lanes:
             few samples for each of its workers are allowed in any case.
 
     Raises:
-        ValueError, TypeError: an address is none.
+        ValueError, TypeError: there is no address, one is not of this form, or ``node_budget`` is no number of bytes.
     """
 
     def __init__(self, *addresses: str, node_budget: int | str = "1GB") -> None:
@@ -55,14 +55,14 @@ class Lanes:
 
     @property
     def slots(self) -> int:
-        """Workers of all agents together. One that has not answered yet is taken to have as many as this machine."""
+        """Workers of all agents together; an agent that has not answered yet counts as many as there are cores here."""
         return sum(workers for _, workers in self._nodes.values())
 
     def check(self, loader: Arguments) -> None:
-        """Asks every agent what it offers, and checks that all that it needs can be sent.
+        """Asks every agent what it offers, and checks that the loader's data set and functions can be sent.
 
-        Raises ValueError or TypeError where an argument cannot, AgentError where an agent cannot do its work. One that
-        does not answer may come later.
+        Raises TypeError if one cannot, ValueError without a token, AgentError if an agent cannot do the loader's work.
+        An agent that does not answer may come later.
         """
         for name in _TRAVELS:
             try:

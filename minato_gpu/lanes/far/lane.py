@@ -112,7 +112,7 @@ class FarLane(Lane):
     def look(self) -> None:
         """Asks the agent what is finished and what its workers do.
 
-        If it is not connected, or has no task, this reports that itself.
+        If the agent is not connected, or has no task, the answer is an empty ``Progress``.
         """
         if not self._ask("look"):
             self._tell(Progress(()))

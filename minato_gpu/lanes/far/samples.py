@@ -17,8 +17,8 @@ from minato_gpu.memory.completions import IN_ROW, LOCAL, Location
 
 
 def pieces_of(task: Task, report: Report) -> Iterator[tuple[int, int, int]]:
-    """Yields a report's samples by piece of the task: its number, and from which of its samples to which; none that has
-    no sample."""
+    """Yields each piece of the task that has samples in the report: its number, and the range of these samples in it
+    (first, end)."""
     first, stop = report.first, report.done
     for number, piece in enumerate(task.pieces):
         size = len(piece.keys)
@@ -28,7 +28,10 @@ def pieces_of(task: Task, report: Report) -> Iterator[tuple[int, int, int]]:
 
 
 def rows_of(task: Task, report: Report, store: Store) -> list[memoryview]:
-    """Returns the memory of a report's rows, leaf by leaf: of all samples, where any may be stored there."""
+    """Returns the memory of the rows of a report's samples, leaf by leaf, whether or not each one is in its row.
+
+    Empty where all of them are blobs, or the task has no rows.
+    """
     found: list[memoryview] = []
     if report.items is not None and all(blob_of(item) is not None for item in report.items):
         return found
@@ -44,7 +47,7 @@ def rows_of(task: Task, report: Report, store: Store) -> list[memoryview]:
 
 
 def blob_of(item: Item) -> Blob | None:
-    """Returns what is stored in an arena for a sample, a batch, or a part of a sample."""
+    """Returns the blob of a sample, a batch, or a part of a sample; None if it is none."""
     stored = item.fields if isinstance(item, Handed) else item
     return stored if isinstance(stored, Blob) else None
 

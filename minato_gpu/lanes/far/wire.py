@@ -179,7 +179,7 @@ def _greet(wire: FrameSocket, where: str) -> Hello:
 def answer(wire: FrameSocket, hello: Hello) -> bool:
     """Greets a loader, in the agent. Returns False if the loader does not know the token.
 
-    Raises OSError.
+    Raises OSError where the connection ends, or the loader says nothing for ``LIMIT_S``.
     """
     own = secrets.token_bytes(NONCE_BYTES)
     wire.end.sendall(_MAGIC + own)
