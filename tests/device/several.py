@@ -26,22 +26,14 @@ SAMPLE_BYTES = 4 * 40 * 4  # of what the device makes
 Machine = Callable[..., list[FakeDevice]]
 
 
-class Careless(FakeDevice):
-    """The consumer's stream waits for nothing."""
-
-    def wait(self, event: Any) -> None:
-        if self.current is not self.consumer:
-            super().wait(event)
-
-
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
     """Makes devices of one machine, and lets every loader use them as "cuda:0", "cuda:1" and so on."""
 
-    def make(count: int = 2, order: Order = LAZY_COPIES, careless: int = -1) -> list[FakeDevice]:
+    def make(count: int = 2, order: Order = LAZY_COPIES) -> list[FakeDevice]:
         devices: list[FakeDevice] = []
         for number in range(count):
-            devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
+            devices.append(FakeDevice(order, beside=devices))
             devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda device: devices[device.index])

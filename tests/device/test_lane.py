@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,32 +107,21 @@ def test_a_device_that_keeps_time_says_what_samples_cost() -> None:
             assert report is not None and report.times == [1.0] * 4 and report.seconds == 4.0
 
 
-@contextmanager
-def _busy_thread(name: str) -> Iterator[Callable[[], float]]:
-    """A thread of that name (as the kernel knows it) that computes; the function says for how long it has."""
-    ready, stop, ran = threading.Event(), threading.Event(), [0.0]
-
-    def compute() -> None:
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
-        ready.set()
-        while not stop.is_set():
-            ran[0] = time.thread_time()
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    assert ready.wait(60)
-    try:
-        yield lambda: ran[0]
-    finally:
-        stop.set()
-        thread.join()
-
-
 def test_a_thread_that_ended_is_let_go() -> None:
-    before = take_snapshot()
-    cores = CoreTime("Library")
-    with _busy_thread("[Library] Executor"):
-        cores.look()
+    before, cores = take_snapshot(), CoreTime("Library")
+    named, stop = threading.Event(), threading.Event()
+
+    def live() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("[Library] Executor")
+        named.set()
+        stop.wait(60)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    assert named.wait(60)
+    cores.look()
+    stop.set()
+    thread.join()
     assert cores() >= 0.0
     cores.look()
     cores.close()

@@ -103,9 +103,6 @@ def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
         assert not one.device.owns(given[first]), "what was given has not changed"
 
 
-# --- values that travel through pinned memory together, and whoever sends them does not wait --------------------
-
-
 # --- where a device has no memory for a batch: what leaves it, what waits ------------------------------------------
 
 

@@ -188,9 +188,10 @@ def test_closing_waits_for_what_is_under_way_and_ends_the_thread(no_leaks: None)
     one.arena.close()
 
 
-def _crossing(order: Order, kind: type[FakeDevice]) -> list[Any]:
-    """What was wrong in batches some of whose rows another device has made."""
-    device = kind(order)
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_another_device_has_made_crosses_over_in_every_order(order: Order) -> None:
+    """Some rows of two batches in three."""
+    device = FakeDevice(order)
     maker = FakeDevice(order, beside=[device])
     with bench(device) as one:
         loads = []
@@ -206,12 +207,7 @@ def _crossing(order: Order, kind: type[FakeDevice]) -> list[Any]:
         device.finish()
         assert device.crossed == 24 == 3 * one.transfers.stats()["crossed"]
         maker.finish()
-        return one.wrong
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_another_device_has_made_crosses_over_in_every_order(order: Order) -> None:
-    assert _crossing(order, FakeDevice) == []
+        assert one.wrong == []
 
 
 def test_gaps_that_the_device_fills_are_bridged_smallest_first() -> None:
@@ -336,35 +332,25 @@ class _Refusing(FakeDevice):
         raise RuntimeError("not on this machine")
 
 
-def test_only_what_is_pinned_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a free extent goes back to the kernel, and so does all of it where the device has refused."""
+@pytest.mark.parametrize(
+    ("kind", "covered", "kept"), [(FakeDevice, 1, STEP), (FakeDevice, 4 * STEP, 4 * STEP), (_Refusing, 1, 0)]
+)
+def test_only_what_is_pinned_is_kept(
+    monkeypatch: pytest.MonkeyPatch, kind: type[FakeDevice], covered: int, kept: int
+) -> None:
+    """A device would go on reading pages that were given back after the next write went to others. The rest of a free
+    extent goes back to the kernel, and so does all of it where the device has refused."""
     monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
     monkeypatch.setattr(arenas, "_LATELY", 1)
-    for device, kept in ((FakeDevice(), STEP), (_Refusing(), 0)):
-        arena = Arena("tests", 1 << 24)
-        pinned = PinnedArena(arena, Loans(), device, STEP)
-        pinned.cover(1)
-        for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
-            offset = arena.allocate(size)
-            np.frombuffer(arena.buffer, np.uint8, size, offset)[:] = 7
-            arena.free(offset)
-        assert os.fstat(arena.fd).st_blocks * 512 <= kept + mmap.PAGESIZE
-        pinned.close()
-        arena.close()
-
-
-def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device would go on reading them after the next write went to others."""
-    monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
-    monkeypatch.setattr(arenas, "_LATELY", 2)
     arena = Arena("tests", 1 << 24)
-    pinned = PinnedArena(arena, Loans(), FakeDevice(), STEP)
-    pinned.cover(4 * STEP)
+    pinned = PinnedArena(arena, Loans(), kind(), STEP)
+    pinned.cover(covered)
     for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
         offset = arena.allocate(size)
         np.frombuffer(arena.buffer, np.uint8, size, offset)[:] = 7
         arena.free(offset)
-    assert (np.frombuffer(arena.buffer, np.uint8, 4 * STEP, 0) == 7).all()
+    assert os.fstat(arena.fd).st_blocks * 512 <= kept + mmap.PAGESIZE
+    assert (np.frombuffer(arena.buffer, np.uint8, kept, 0) == 7).all()
     pinned.close()
     arena.close()
 

@@ -19,6 +19,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind
+from tests.support.numbers import double, double_on_device
 
 X = Field(np.float32, (4,))
 
@@ -41,20 +42,12 @@ def _add_on_device(xp: Any, fields: Any, params: Any) -> Any:
     return {"x": (fields["x"] + xp.float32(params["s"])).astype(xp.float32)}
 
 
-def _double(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] * np.float32(2)}
-
-
-def _double_on_device(xp: Any, fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] * xp.float32(2)}
-
-
 def _double_in_dali(dali: Any, reads: Any, params: Any, device: str) -> Any:
     return {"x": reads["x"] * np.float32(2)}
 
 
 READ = Stage("read", ("n",), {"x": X, "k": Field(np.int64)}, cpu=_read)
-DOUBLE = Stage("double", ("x",), {"x": X}, cpu=_double, device=CupyFunction(_double_on_device))
+DOUBLE = Stage("double", ("x",), {"x": X}, cpu=double, device=CupyFunction(double_on_device))
 ADD = Stage("add", ("x",), {"x": X}, cpu=_add, draw=_draw, meta=("k",), device=CupyFunction(_add_on_device))
 PIPELINE = Pipeline((READ, DOUBLE, ADD), outputs=("x", "k"), name="tests")
 
@@ -101,7 +94,7 @@ def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: WorkerChannels) -> None:
     """Also those of split points. From then on nobody is stopped by one that is being built."""
-    stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
+    stage = Stage("double", ("x",), {"x": X}, cpu=double, device=DaliFragment(_double_in_dali))
     pipeline = Pipeline((READ, stage, replace(stage, name="twice")), outputs=("x", "k"), name="tests")
     lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
     assert of_kind(lane, Opened) == [Opened(1)]
@@ -155,7 +148,7 @@ def test_a_fragment_that_cannot_be_built(
     build: Any, error: type[Exception], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The only lane raises, and nothing is logged beside that."""
-    stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(build))
+    stage = Stage("double", ("x",), {"x": X}, cpu=double, device=DaliFragment(build))
     pipeline = Pipeline((READ, stage), outputs=("x", "k"), name="tests")
     with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match="the device lane .*" + text) as caught:
         list(DataLoader(Numbers(), 8, num_workers=1, pipeline=pipeline, lanes=["device"], timeout=20))

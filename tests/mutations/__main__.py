@@ -9,12 +9,16 @@ catalogue, and with status 1 where a fault went unnoticed. The share that the ta
 from __future__ import annotations
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter
 
 import click
 
 from tests.mutations.catalogue import BY_FILE
-from tests.mutations.trying import Result, copied, try_all
+from tests.mutations.fault import Fault
+from tests.mutations.trying import caught_by, copied
 
 
 @click.command()
@@ -22,16 +26,7 @@ from tests.mutations.trying import Result, copied, try_all
 @click.option("--in", "files", multiple=True, type=click.Choice(list(BY_FILE)), help="Only this file of the catalogue.")
 @click.option("--only", multiple=True, help="Run this test (below tests/) in place of the likely ones.")
 @click.option("--processes", default=2, show_default=True, help="How many faults are tried at once.")
-@click.option("--whole", is_flag=True, help="Run the whole suite where the likely tests notice nothing.")
-@click.option("--limit", default=600.0, show_default=True, help="Seconds for each file of tests.")
-def main(
-    names: tuple[str, ...],
-    files: tuple[str, ...],
-    only: tuple[str, ...],
-    processes: int,
-    whole: bool,
-    limit: float,
-) -> None:
+def main(names: tuple[str, ...], files: tuple[str, ...], only: tuple[str, ...], processes: int) -> None:
     """Put faults into copies of the tree, one at a time, and tell which test noticed each."""
     chosen = {
         fault: file
@@ -39,21 +34,25 @@ def main(
         for fault in BY_FILE[file]
         if not names or any(name in f"{fault.name} {fault.file}" for name in names)
     }
-    missed: list[str] = []
+    trees: SimpleQueue[Path] = SimpleQueue()
 
-    def told(result: Result) -> None:
-        if result.caught_by is None:
-            missed.append(result.fault.name)
-        click.echo(f"{result.seconds:6.1f} s  {result.fault.name}: {result.caught_by or 'NOBODY NOTICED'}")
+    def noticed(fault: Fault) -> bool:
+        tree, begin = trees.get(), perf_counter()
+        try:
+            test = caught_by(fault, tree, only)
+        finally:
+            trees.put(tree)
+        click.echo(f"{perf_counter() - begin:6.1f} s  {fault.name}: {test or 'NOBODY NOTICED'}")
+        return test is not None
 
-    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        trees = [copied(Path(folder) / str(number)) for number in range(min(processes, len(chosen)))]
-        if trees:
-            try_all(list(chosen), trees, told, only=only, whole=whole, limit_s=limit)
-    for name in missed:
-        click.echo(f"nobody noticed: {name}")
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder, ThreadPoolExecutor(processes) as pool:
+        for number in range(min(processes, len(chosen))):
+            trees.put(copied(Path(folder) / str(number)))
+        missed = [fault for fault, found in zip(chosen, pool.map(noticed, chosen), strict=True) if not found]
+    for fault in missed:
+        click.echo(f"nobody noticed: {fault.name}")
     for file in dict.fromkeys(chosen.values()):
-        of_file = [fault.name for fault, where in chosen.items() if where == file]
+        of_file = [fault for fault, where in chosen.items() if where == file]
         click.echo(f"{file}: {len({*of_file} - {*missed})} of {len(of_file)} noticed")
     click.echo(f"all: {len(chosen) - len(missed)} of {len(chosen)} noticed")
     raise SystemExit(bool(missed))

@@ -19,19 +19,8 @@ from tests.mutations import (
 )
 from tests.mutations.fault import Fault
 
+_FILES = content, scheduling, resuming, memory, failures, lanes, shared_memory, reading, disk, pipelines
 BY_FILE: dict[str, tuple[Fault, ...]] = {
-    "content": content.FAULTS,
-    "scheduling": scheduling.FAULTS,
-    "resuming": resuming.FAULTS,
-    "memory": memory.FAULTS,
-    "failures": failures.FAULTS,
-    "lanes": lanes.FAULTS,
-    "shared_memory": shared_memory.FAULTS,
-    "reading": reading.FAULTS,
-    "disk": disk.FAULTS,
-    "pipelines": pipelines.FAULTS,
-    "observing": observing.FAULTS,
-    "analysing": analysing.FAULTS,
-    "unseen": unseen.FAULTS,
+    file.__name__.rpartition(".")[2]: file.FAULTS for file in (*_FILES, observing, analysing, unseen)
 }
 ALL: tuple[Fault, ...] = tuple(fault for faults in BY_FILE.values() for fault in faults)

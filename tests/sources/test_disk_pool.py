@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Source
+from tests.sources.loops import in_a_loop
 
 
 class FakeTier:
@@ -60,24 +61,28 @@ class FakeTier:
 
 
 class Bench:
-    """A DiskPool, and what reaches the pool behind it (``asked``) and the service (``told``). Made in an event loop."""
+    """A DiskPool, and what reaches the pool behind it (``asked``) and the service (``told``)."""
 
-    def __init__(self, tier: Any, samples: int = 100) -> None:
+    def __init__(self, tier: Any) -> None:
         self.arena = Arena("test")
         self.blocks = Blocks(self.arena)
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.sources: dict[int, Source] = {}
         self.cancelled: list[int] = []
-        self.following = DiskRetention(samples)
-        self.tier = tier
         self.done: Callable[..., None] = self._told
         behind: Any = self
-        self.pool = DiskPool(tier, self.blocks, behind, self.following)
+        self.pool = DiskPool(tier, self.blocks, behind, DiskRetention(100))
+
+    async def __aenter__(self) -> Bench:
+        return self
+
+    async def __aexit__(self, error: object, *_: object) -> None:
+        assert error or (self.told.empty() and self.asked.empty())
+        self.pool.finish()
+        self.arena.close()
 
     def submit(self, number: int, source: Source) -> None:
         """As the pool behind it."""
-        self.sources[number] = source
         self.asked.put_nowait(number)
 
     def cancel(self, number: int) -> None:
@@ -109,23 +114,6 @@ class Bench:
         key, nbytes = (source.path, source.offset, source.length), len(found["data"])
         return self.pool.write(key, found["version"], found["block"], nbytes, written)
 
-    def close(self) -> None:
-        self.pool.finish()
-        self.arena.close()
-
-
-def on_bench(tier: Any, act: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-    """Run it in an event loop."""
-
-    async def main() -> None:
-        bench = Bench(tier)
-        await act(bench)
-        assert bench.told.empty()
-        assert bench.asked.empty()
-        bench.close()
-
-    asyncio.run(main())
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -140,22 +128,20 @@ def source(file: Path) -> Source:
 
 
 @pytest.mark.parametrize("data", [b"", b"of /proc"])
-def test_of_a_file_that_does_not_tell_its_size_no_copy_is_kept(file: Path, source: Source, data: bytes) -> None:
+@in_a_loop
+async def test_of_a_file_that_does_not_tell_its_size_no_copy_is_kept(file: Path, source: Source, data: bytes) -> None:
     """It says that it has no bytes, and may have others at the same time."""
     file.write_bytes(b"")
-
-    async def act(bench: Bench) -> None:
+    async with Bench(FakeTier()) as bench:
         bench.pool.submit(0, source)
         found = await bench.read(0, data)
         assert (found["version"] is None) == bool(data)
 
-    on_bench(FakeTier(), act)
 
-
-def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) -> None:
+@in_a_loop
+async def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) -> None:
     tier = FakeTier()
-
-    async def act(bench: Bench) -> None:
+    async with Bench(tier) as bench:
         tier.may_find.clear()
         bench.pool.submit(0, source)
         bench.pool.cancel(0)
@@ -166,17 +152,17 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) ->
         bench.pool.submit(1, source)
         assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
 
-    on_bench(tier, act)
-
 
 @pytest.mark.parametrize("epoch", [False, True])
-def test_a_full_tier_is_asked_again_after_a_while(source: Source, monkeypatch: pytest.MonkeyPatch, epoch: bool) -> None:
+@in_a_loop
+async def test_a_full_tier_is_asked_again_after_a_while(
+    source: Source, monkeypatch: pytest.MonkeyPatch, epoch: bool
+) -> None:
     """Or as an epoch begins: that it was full in the one before says nothing, also where that is told late."""
     monkeypatch.setattr(disk_pool, "_FULL_FOR", 3)
     tier = FakeTier()
     tier.has_room = False
-
-    async def act(bench: Bench) -> None:
+    async with Bench(tier) as bench:
         bench.pool.submit(0, source)
         found = await bench.read(0, b"content")
         assert [await bench.write(source, found) for _ in range(5)] == [True, False, False, False, True]
@@ -193,14 +179,12 @@ def test_a_full_tier_is_asked_again_after_a_while(source: Source, monkeypatch: p
         assert await bench.write(source, found)
         assert tier.told == ["begin", "begin"]
 
-    on_bench(tier, act)
 
-
-def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(file: Path, source: Source) -> None:
+@in_a_loop
+async def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(file: Path, source: Source) -> None:
     """Whatever became of it meanwhile: another version's bytes under the old one's name would be served for ever."""
     tier = FakeTier()
-
-    async def act(bench: Bench) -> None:
+    async with Bench(tier) as bench:
         before = version_of(source)
         bench.pool.submit(0, source)
         bench.asked.put_nowait(await bench.asked.get())
@@ -209,5 +193,3 @@ def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(file: Pat
         assert found["version"] == before != version_of(source)
         assert await bench.write(source, found)
         assert tier.copies == {name_of(source.key): (before, b"changed meanwhile")}
-
-    on_bench(tier, act)

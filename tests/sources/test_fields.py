@@ -23,10 +23,10 @@ MS = 1e-3
 class Fields(Kept):
     """The bench of what is kept, with fields. ``rate``: of the storage, bytes a second."""
 
-    def __init__(self, pages: int, samples: int = 10, rate: float = 0.0) -> None:
-        super().__init__(pages, samples=samples)
+    def __init__(self, pages: int, rate: float = 0.0) -> None:
+        super().__init__(pages)
         self.rate = rate
-        self.keeping = self.service.fields = FieldPolicy(self.memory, samples, 1, lambda: self.rate)
+        self.keeping = self.service.fields = FieldPolicy(self.memory, 10, 1, lambda: self.rate)
 
     def learn(self, saved_s: float = 3 * MS) -> None:
         """What fields of other samples were like."""
@@ -36,7 +36,6 @@ class Fields(Kept):
 
     def send(self, sample: int, nbytes: int = SIZE) -> None:
         """A worker sends fields: their bytes are the sample's number."""
-
         file = os.memfd_create("test")
         os.write(file, bytes([sample]) * nbytes)
         self.service.receive(SentSample(sample, 4 * MS, 3 * MS, nbytes=nbytes, file=file))
@@ -145,22 +144,12 @@ RAW = 4096 - HEAD
 FIELD = space_of(3 * 4096 - HEAD)
 
 
-def keeping(budget: int, read_s: float = 0.0, workers: int = 2, memory: MemoryTier | None = None) -> FieldPolicy:
-    memory = memory or MemoryTier(budget, 1000)
-    return FieldPolicy(memory, 1000, workers, lambda: RAW / read_s if read_s else 0.0)
-
-
-def learned(budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: MemoryTier | None = None) -> FieldPolicy:
-    choice = keeping(budget, read_s, memory=memory)
-    for _ in range(LEARNED):
-        choice.observe(3 * 4096 - HEAD, saved_s, 4 * MS)
-    return choice
-
-
 @pytest.mark.parametrize(("read_s", "all_or_none"), [(0.0, True), (0.1, False)])
 def test_what_bounds_the_epoch_decides(read_s: float, all_or_none: bool) -> None:
     """Room for some 30 samples of either kind."""
-    choice = learned(10 * FIELD, read_s, 1e-6 if read_s else 3 * MS)
+    choice = FieldPolicy(MemoryTier(10 * FIELD, 1000), 1000, 2, lambda: RAW / read_s if read_s else 0.0)
+    for _ in range(LEARNED):
+        choice.observe(3 * 4096 - HEAD, 1e-6 if read_s else 3 * MS, 4 * MS)
     choice.choose(RAW)
     assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
 

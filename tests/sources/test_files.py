@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from minato_gpu import Source
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.files import Ended, FileReads
+from tests.sources.loops import in_a_loop
 from tests.support.leaks import open_links
 
 COUNT, NBYTES = 20, 5000
@@ -29,14 +28,6 @@ def sources(tmp_path: Path) -> list[Source]:
         path.write_bytes(os.urandom(NBYTES + number))
         found.append(Source(str(path)))
     return found
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(test(**fixtures))
-
-    return run
 
 
 @dataclass

@@ -20,12 +20,6 @@ PLACE = (4096, 100, 7, "a", 0, None)
 # --- when the reader process tells what has come ---------------------------------------------------------------
 
 
-def told(*tickets: int, known: int) -> tuple[Notifier, list[float | None]]:
-    """One that has told ``known`` tickets already, and what it says of each of these."""
-    telling = Notifier()
-    return telling, [telling.add((ticket, (PLACE,)), known + at + 1) for at, ticket in enumerate(tickets)]
-
-
 @pytest.mark.parametrize(
     ("tickets", "known", "delays"),
     [
@@ -36,7 +30,9 @@ def told(*tickets: int, known: int) -> tuple[Notifier, list[float | None]]:
     ],
 )
 def test_how_soon_it_is_told(tickets: tuple[int, ...], known: int, delays: list[float | None]) -> None:
-    assert told(*tickets, known=known)[1] == delays
+    """Where so many tickets are ``known`` already."""
+    notifier = Notifier()
+    assert [notifier.add((each, (PLACE,)), known + at) for at, each in enumerate(tickets, 1)] == delays
 
 
 # --- what the loader says together -----------------------------------------------------------------------------
@@ -44,10 +40,6 @@ def test_how_soon_it_is_told(tickets: tuple[int, ...], known: int, delays: list[
 
 def tickets(begin: int, count: int) -> list[Wanted]:
     return [(number, number, (("a", number, 10),)) for number in range(begin, begin + count)]
-
-
-def place(nbytes: int) -> tuple[int, int, int, str, int, int | None]:
-    return 4096, nbytes, 7, "a", 0, None
 
 
 def test_what_is_near_the_window_or_missing_there_is_said_at_once() -> None:
@@ -58,7 +50,7 @@ def test_what_is_near_the_window_or_missing_there_is_said_at_once() -> None:
     assert not outbox.is_due(0, missing=0)
     assert outbox.is_due(500, missing=0)
     outbox = Outbox()
-    outbox.release(0, [place(10)])
+    outbox.release(0, [PLACE])
     assert not outbox.is_due(500, missing=0)
     assert outbox.is_due(500, missing=1)
 

@@ -14,7 +14,8 @@ from minato_gpu.sources import peers
 from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, code
 from minato_gpu.sources.peers import ANSWER, CANNOT, MAGIC, READING, REQUEST
 from minato_gpu.sources.source import Source
-from tests.sources.test_peers import FILES, Host, _token, content, files, hosts, impostor, in_a_loop
+from tests.sources.loops import in_a_loop
+from tests.sources.test_peers import FILES, Host, _token, content, files, hosts, impostor
 
 _ = _token, files
 

@@ -7,9 +7,8 @@ import contextlib
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -25,6 +24,7 @@ from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Ready, Service
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 from minato_gpu.sources.source import Source
+from tests.sources.loops import in_a_loop
 
 FILES = 40
 
@@ -102,16 +102,6 @@ async def hosts(count: int, **options: Any) -> AsyncIterator[list[Host]]:
     finally:
         for host in made:
             await host.close()
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test in an event loop of its own."""
-
-    @wraps(test)
-    def work(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
-
-    return work
 
 
 def content(sources: list[Source]) -> list[bytes]:

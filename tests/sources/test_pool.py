@@ -17,7 +17,7 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.remote import ATTEMPTS, Hedging, RemoteReads, is_final
 from minato_gpu.sources.source import Source
-from tests.sources.virtual import run
+from tests.sources.loops import run
 
 SIZE = 64
 

@@ -44,12 +44,12 @@ def blob(number: int, nbytes: int) -> bytes:
 class _Host:
     """Loaders of a group, which have been compared unless ``anew``."""
 
-    def __init__(self, loaders: int = 2, budget: int = 10**6, *, anew: bool = False, names: str = "") -> None:
+    def __init__(self, loaders: int = 2, budget: int = 10**6, *, anew: bool = False) -> None:
         self.time = 0.0
         self.nbytes, self.prepare_s = SIZE, SLOW_S
         self.arena, self.timers = Arena("test"), list[tuple[float, Callable[[], None]]]()
         self.shared = PreparedSamples(budget, self.arena, self._later, lambda: self.time)
-        self.loaders = [_Loader(self, names[at : at + 1]) for at in range(loaders)]
+        self.loaders = [_Loader(self) for _ in range(loaders)]
         for loader in self.loaders:
             loader.part.believed = loader.part.believed or not anew
 
@@ -87,7 +87,7 @@ class _Host:
 class _Loader:
     """Tickets are the samples' numbers. ``asked``, ``copies`` and ``own``: what it was told, in this order."""
 
-    def __init__(self, host: _Host, name: str = "") -> None:
+    def __init__(self, host: _Host) -> None:
         self.host = host
         self.told: list[tuple[int, Any]] = []
         self.prepared: list[int] = []
@@ -95,7 +95,7 @@ class _Loader:
         self.fails: set[int] = set()
         self.releases = True  # else its releases wait to be sent
         self.draws = 0  # something else than others, unless it is 0
-        self.part = host.shared.join(name, 1, lambda ready: self.told.append((ready[0], ready[1])))
+        self.part = host.shared.join("", 1, lambda ready: self.told.append((ready[0], ready[1])))
 
     def want(self, *samples: int, admitted: int | None = None) -> None:
         for sample in samples:

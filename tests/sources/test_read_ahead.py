@@ -7,56 +7,35 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from minato_gpu import DataLoader, Source, read_bytes
+from tests.contracts.cached import SAMPLES, Files, loader_of, rows, write_files
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-SAMPLES = 120
 GONE = SAMPLES // 10  # files that the page cache may have let go of before they are used, on a machine short of memory
 
 
-class Files:
-    """Each sample is the sum of a file's bytes and a drawn number, after its key."""
+class Declares(Files):
+    """Reads its samples' files, whatever ``source`` says of a key."""
 
-    def __init__(self, root: Path, declares: bool = True) -> None:
-        self.root = root
-        if declares:
-            self.source = self._source
+    def __init__(self, folder: Path, source: Callable[[int], Source]) -> None:
+        super().__init__(folder)
+        self.source = source  # type: ignore[method-assign, assignment]
 
-    def _source(self, key: int) -> Source:
-        return Source(str(self.root / f"{key}.bin"))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, key: int) -> tuple[int, int, float]:
-        data = read_bytes(self.root / f"{key}.bin")
-        return key, int(data.astype(np.int64).sum()), float(torch.rand(()))
+    def __getitem__(self, key: Any) -> Any:
+        return key, int(read_bytes(self.folder / f"{key}.bin").sum())
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    for key in range(SAMPLES):
-        np.random.default_rng(key).integers(0, 256, 1000 + 10 * key, np.uint8).tofile(folder / f"{key}.bin")
-    return folder
-
-
-def loader_of(dataset: Any, **more: Any) -> DataLoader[Any]:
-    generator = torch.Generator().manual_seed(3)
-    return DataLoader(dataset, 8, shuffle=True, **{"num_workers": 2, "generator": generator, **more})
-
-
-def rows(batches: Any) -> list[tuple[Any, ...]]:
-    return [row for batch in batches for row in zip(*(column.tolist() for column in batch), strict=True)]
+    return write_files(tmp_path_factory.mktemp("files"))
 
 
 def reads(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -66,11 +45,9 @@ def reads(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def test_a_sample_is_not_begun_before_its_bytes_are_there(root: Path) -> None:
     """A named pipe in the place of a file is read once somebody writes; all other samples of the window are done."""
-    dataset = Files(root)
     late = root / "late"
     os.mkfifo(late)
-    dataset.source = lambda key: Source(str(late), 0, 4) if key == 0 else Source(str(root / f"{key}.bin"))
-    files: Any = dataset
+    files: Any = Declares(root, lambda key: Source(str(root / f"{key}.bin" if key else late), 0, None if key else 4))
     loader: DataLoader[Any] = DataLoader(files, 4, num_workers=2, prefetch_factor=4)
     iterator = iter(loader)
     assert wait_until(lambda: iterator._engine.log.lanes["cpu"].samples == 31), "all others of the window"
@@ -85,16 +62,13 @@ def test_a_sample_is_not_begun_before_its_bytes_are_there(root: Path) -> None:
 
 
 def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = Files(root)
-
     def source(key: int) -> Source:
         if key % 3 == 0:
             raise KeyError(key)
-        return dataset._source(key)
+        return Source(str(root / f"{key}.bin"))
 
-    dataset.source = source
     with caplog.at_level(logging.WARNING, "minato_gpu"):
-        loader = loader_of(dataset)
+        loader = loader_of(Declares(root, source))
         got = rows(loader)
     assert sorted(row[0] for row in got) == list(range(SAMPLES))
     assert caplog.text.count("is not read ahead") == 1
@@ -130,17 +104,16 @@ def test_what_a_sampler_raises_comes_where_it_came_without_reading_ahead(root: P
 
     class Ends:
         def __iter__(self) -> Any:
-            yield from range(60)
+            yield from range(40)
             raise OSError("the index server is away")
 
         def __len__(self) -> int:
             return SAMPLES
 
     def got(dataset: Any) -> int:
-        loader: DataLoader[Any] = DataLoader(dataset, 4, sampler=Ends(), num_workers=2)
         batches: list[Any] = []
         with pytest.raises(OSError, match="the index server is away"):
-            batches.extend(iter(loader))
+            batches.extend(iter(DataLoader(dataset, 4, sampler=Ends(), num_workers=2)))
         return len(batches)
 
-    assert got(Files(root)) == got(Files(root, declares=False))
+    assert got(Files(root)) == got(range(SAMPLES))

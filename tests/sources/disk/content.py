@@ -46,9 +46,9 @@ def held(tier: DiskTier, number: int, version: bytes = VERSION) -> bytes | None:
     return None if tier.read(key(number), version, allocate) is None else bytes(into)
 
 
-def kept(tier: DiskTier, among: int = 4000) -> set[int]:
-    """The numbers of the copies that are there, of those below ``among``."""
-    numbers = {key(number): number for number in range(among)}
+def kept(tier: DiskTier) -> set[int]:
+    """The numbers of the copies that are there, of those below 4000."""
+    numbers = {key(number): number for number in range(4000)}
     return {numbers[entry.key] for entry in tier.entries()}
 
 

@@ -1,13 +1,25 @@
-"""An event loop whose clock jumps to what is due next, so that minutes of waiting take no time."""
+"""Event loops of tests: real ones, and one whose clock jumps to what is due next, so that minutes of waiting take no
+time."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in an event loop of its own."""
+
+    @wraps(test)
+    def work(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
+
+    return work
 
 
 class _Selector(selectors.SelectSelector):
