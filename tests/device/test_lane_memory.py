@@ -143,23 +143,6 @@ def test_an_error_that_comes_late_costs_no_sample(order: Order) -> None:
         device.error = None  # the bench closes what a process would not
 
 
-UNREADABLE = 23
-
-
-@pytest.fixture
-def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host read of one sample has left cannot be read in this process."""
-    get = Store.get
-
-    def refuse(self: Store, item: Any) -> Any:
-        begun = get(self, item)
-        if begun[0].get("label") == UNREADABLE:
-            raise RuntimeError("cannot be unpickled here")
-        return begun
-
-    monkeypatch.setattr(Store, "get", refuse)
-
-
 @pytest.mark.parametrize("closes", [False, True])
 def test_while_nobody_waits_a_full_device_makes_nothing(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
     """What it made would go to the host and back. It goes on where the consumer waits, or the loader is closed."""
@@ -186,18 +169,27 @@ def test_while_nobody_waits_a_full_device_makes_nothing(monkeypatch: pytest.Monk
         one.reports.clear()
 
 
-@pytest.mark.usefixtures("unreadable")
-def test_a_sample_that_cannot_be_unpickled_fails_alone_and_keeps_no_room() -> None:
+def test_a_sample_that_cannot_be_unpickled_fails_alone_and_keeps_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host read of sample 23 has left."""
+    get = Store.get
+
+    def refuse(self: Store, item: Any) -> Any:
+        begun = get(self, item)
+        if begun[0].get("label") == 23:
+            raise RuntimeError("cannot be unpickled here")
+        return begun
+
+    monkeypatch.setattr(Store, "get", refuse)
     device = FakeDevice(LAZY_CONSUMER)
     with bench(device, limit=1 << 20) as one:
-        one.send(20, UNREADABLE, 22, chunk=1)
-        one.send(UNREADABLE, chunk=2)
+        one.send(20, 23, 22, chunk=1)
+        one.send(23, chunk=2)
         assert one.reported(1) and one.reported(2)
         kinds = [[type(item) for item in report.items or []] for report in one.reports]
         assert kinds == [[Resident, Failure, Resident], [Failure]]
         failed = one.reports[1].items[0]  # type: ignore[index]
         assert isinstance(failed, Failure) and failed.origin is not None
-        assert failed.origin.index == UNREADABLE and failed.origin.lane == "device"
+        assert failed.origin.index == 23 and failed.origin.lane == "device"
         with pytest.raises(RuntimeError, match="cannot be unpickled here"):
             failed.error.reraise()
         one.reports.clear()

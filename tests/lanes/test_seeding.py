@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +18,7 @@ from minato_gpu.lanes.seeding import Seeder, seed_generators, state_words
 from minato_gpu.lanes.sharing import Sharing
 from tests.lanes.harness import draws
 
-
-@pytest.fixture(autouse=True)
-def generators_are_put_back() -> Iterator[None]:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+pytestmark = pytest.mark.usefixtures("generators")
 
 
 @pytest.fixture(autouse=True, params=["state looked at", "drawn from two"])

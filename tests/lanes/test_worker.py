@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.lanes.base import Blob, Failure, Handed, Piece, Row, Task
+from minato_gpu.lanes.base import Blob, Failure, Handed, Row
 from minato_gpu.lanes.progress import LeaseProgress
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline.pipeline import TorchFunction
-from minato_gpu.samples import Position, sample_seed
+from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, Slab, a_sample, draws, error_of, items_of, job, piece, task, values
 from tests.memory.equality import same
 from tests.support.waiting import wait_until
@@ -32,26 +32,15 @@ def test_a_sample_that_does_not_fit_travels_as_an_object(links: WorkerChannels) 
     assert slab.batch()[3].tolist() == [3, 3, 3]
 
 
-class _Many:
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
-
-    def __getitem__(self, key: int) -> Any:
-        raise AssertionError("__getitems__ comes first")
-
-    def __getitems__(self, keys: list[int]) -> list[Any]:
-        self.calls.append(keys)
-        return keys
-
-
 @pytest.mark.parametrize("kind", [dict, str])
 @pytest.mark.parametrize("singly", [False, True])
 def test_many_that_are_no_samples(links: WorkerChannels, kind: Any, singly: bool) -> None:
     """A dict's keys are not samples, nor is the order of a set theirs; and the error says what to do."""
 
-    class Many(_Many):
+    class Many:
+        def __getitem__(self, key: int) -> Any:
+            raise AssertionError("__getitems__ comes first")
+
         def __getitems__(self, keys: list[int]) -> Any:
             made = str(keys[0]) if kind is str else kind(dict.fromkeys(keys, 0))
             names.append(type(made).__name__)
@@ -88,6 +77,10 @@ def test_what_a_collate_fn_keeps_of_a_sample_stays_as_it_is(links: WorkerChannel
     same(kept, [a_sample(3)])
 
 
+X = Field(np.float32, (3,))
+READ = Stage("read", ("n",), {"x": X}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
+
+
 @pytest.mark.parametrize("again", ["repeats", "retries"])
 def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: WorkerChannels, again: str) -> None:
     """A worker that dies in a chunk leaves what a stage that works in place has made of it."""
@@ -96,12 +89,8 @@ def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: Wo
         fields["x"] *= np.float32(2)
         return {"x": fields["x"]}
 
-    x = Field(np.float32, (3,))
-    stage = Stage(
-        "double", ("x",), {"x": x}, cpu=double, device=TorchFunction(lambda fields, _: {"x": fields["x"] * 2})
-    )
-    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
-    pipeline = Pipeline((read, stage), outputs=("x",))
+    stage = Stage("double", ("x",), {"x": X}, double, TorchFunction(lambda fields, _: {"x": fields["x"] * 2}))
+    pipeline = Pipeline((READ, stage), outputs=("x",))
     bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, **{again: True}))
     found = items_of(bench.run(task(piece([5, 6]), kind="inspect")))
     sources = [item.fields for item in found]
@@ -122,11 +111,9 @@ def test_what_later_stages_draw_lies_with_what_was_read(links: WorkerChannels) -
             raise ValueError("not for this one")
         return {"y": float(rng.random())}
 
-    x = Field(np.float32, (3,))
-    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
-    add = Stage("add", ("x",), {"x": x}, _plus_one, TorchFunction(_plus_one))
-    shift = Stage("shift", ("x",), {"x": x}, _plus_one, TorchFunction(_plus_one), draw, meta=("x",))
-    pipeline = Pipeline((read, shift, add), outputs=("x",))
+    add = Stage("add", ("x",), {"x": X}, _plus_one, TorchFunction(_plus_one))
+    shift = Stage("shift", ("x",), {"x": X}, _plus_one, TorchFunction(_plus_one), draw, meta=("x",))
+    pipeline = Pipeline((READ, shift, add), outputs=("x",))
     bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline))
     given = task(piece([5, 6]), kind="inspect")
     found = [bench.store.get(item.fields) for item in items_of(bench.run(given))]
@@ -147,10 +134,9 @@ def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(lin
         assert go_on.wait(30)
         return _plus_one(fields, _)
 
-    x, on_device = Field(np.float32, (3,)), TorchFunction(_plus_one)
-    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
-    stages = [Stage(f"{n}", ("x",), {"x": x}, _plus_one if n else gated, on_device) for n in range(3)]
-    pipeline = Pipeline((read, *stages), outputs=("x",))
+    on_device = TorchFunction(_plus_one)
+    stages = [Stage(f"{n}", ("x",), {"x": X}, _plus_one if n else gated, on_device) for n in range(3)]
+    pipeline = Pipeline((READ, *stages), outputs=("x",))
     bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, cuts=pipeline.cuts))
     sources = [bench.store.put((pipeline.run({"n": 30}, 0, stop=1), None))]
     with bench.running(task(piece([30], sources=sources), chunk=8)) as reports:
@@ -297,7 +283,13 @@ def test_costly_samples_of_a_batch_that_waits_for_all_are_told_together(
 ) -> None:
     """Those of one batch, with what each took and when each was ready."""
     monkeypatch.setattr("minato_gpu.lanes.worker.TELL_ROWS_S", seconds)
-    published = _told_at_a_time(links, monkeypatch)
+    published, publish = list[int](), links.bell.publish
+
+    def count(begin: int, took: Sequence[float], *rest: Any) -> None:
+        published.append(len(took))
+        publish(begin, took, *rest)
+
+    monkeypatch.setattr(links.bell, "publish", count)
     bench = Bench(links, job(_costly, **changes))
     slabs = [Slab(links, 1, rows) for rows in (4, 2)]
     pieces = piece(range(4), slab=slabs[0].offset), piece(range(4, 6), position=4, slab=slabs[1].offset)
@@ -313,57 +305,24 @@ def _costly(key: int) -> int:
     return key if sum(range(200_000)) else -1
 
 
-def _told_at_a_time(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Will hold how many samples each mark told of."""
-    published: list[int] = []
-    publish = links.bell.publish
-
-    def count(begin: int, took: Sequence[float], *rest: Any) -> None:
-        published.append(len(took))
-        publish(begin, took, *rest)
-
-    monkeypatch.setattr(links.bell, "publish", count)
-    return published
-
-
-SAMPLES = 32
-
-
-class Waits:
-    """Seconds that a thread has waited for a core so far."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def waits() -> Waits:
-    return Waits()
-
-
-def progress_of(waits: Waits, times: list[float]) -> LeaseProgress:
-    """Samples that took so long, of a task in which single waits are not told apart."""
-    task = Task(1, 0, "run", 0, 0, (Piece(Position(0), [*range(SAMPLES)], None),))
-    progress = LeaseProgress(task, waits)
+def progress_of(waited: list[float], times: list[float]) -> LeaseProgress:
+    """Samples that took so long, of a task in which single waits are not told apart. ``waited``: seconds that its
+    thread has waited for a core, whenever it is asked."""
+    progress = LeaseProgress(task(piece(range(32))), iter(waited).__next__)
     assert not progress.delayed
     progress.times += times
     return progress
 
 
-def test_what_a_worker_has_waited_is_taken_from_the_samples_that_took_longest(waits: Waits) -> None:
-    progress = progress_of(waits, [1e-4] * 5 + [4.1e-3] + [1e-4] * 5)
-    waits.seconds = 4e-3
+def test_what_a_worker_has_waited_is_taken_from_the_samples_that_took_longest() -> None:
+    progress = progress_of([0.0, 4e-3], [1e-4] * 5 + [4.1e-3] + [1e-4] * 5)
     times, _, elapsed = progress.told()
     assert times == pytest.approx([1e-4] * 11)
     assert elapsed == pytest.approx(10 * 1e-4 + 4.1e-3)
 
 
-def test_waits_that_were_told_are_not_told_again(waits: Waits) -> None:
-    progress = progress_of(waits, [1e-4, 1e-4, 3.1e-3])
-    waits.seconds = 3e-3
+def test_waits_that_were_told_are_not_told_again() -> None:
+    progress = progress_of([0.0, 3e-3, 3e-3], [1e-4, 1e-4, 3.1e-3])
     assert progress.told()[0] == pytest.approx([1e-4] * 3)
     progress.times += [1e-4, 1e-4, 3.1e-3]
     assert progress.told()[0] == pytest.approx([1e-4, 1e-4, 3.1e-3])

@@ -3,23 +3,13 @@ written to disk, with a pool and a disk that a test finishes by hand."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.memory_tier import Begun
 from tests.conftest import half
 from tests.sources.by_hand import PAGE, SIZE, Bench, Kept, content, key
-
-
-@pytest.fixture
-def bench() -> Any:
-    made = Bench()
-    yield made
-    made.arena.close()
 
 
 def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
@@ -38,7 +28,8 @@ def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
     assert list(bench.pool.under_way) == [4, 5, 6, 7]
 
 
-def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
+def test_a_new_run_gets_nothing_of_the_old_one() -> None:
+    bench = Bench()
     bench.want(0, [(0, (key("a"),)), (1, (key("b"),))])
     bench.finish(0)
     bench.service.drop()
