@@ -1,4 +1,4 @@
-"""How commands show things: where to, and rows as tables that fit the width.
+"""Shows what commands have found: on which stream, and rows as tables that fit its width.
 
 No header is broken in the middle of a word, and no line is longer than the console is wide. Where not all columns fit
 beside each other, several tables follow: each begins with the rows' numbers. All numbers of a column have as many
@@ -48,7 +48,10 @@ class Column:
 
 
 def open_console(json_path: str | None) -> Console:
-    """Standard output, or standard error where the JSON document goes to standard output (``json_path`` is ``-``)."""
+    """Returns a console for standard output, or standard error where JSON goes there (``json_path`` is ``-``).
+
+    Where that is no terminal, it is 160 characters wide, or as wide as the environment's COLUMNS says.
+    """
     from rich.console import Console
 
     console = Console(stderr=json_path == "-")
@@ -58,7 +61,7 @@ def open_console(json_path: str | None) -> Console:
 
 
 def show(console: Console, title: str, rows: Sequence[Mapping[str, JSON]], keys: Iterable[str] | None = None) -> None:
-    """Prints flat rows: a column for each key that some row has (of ``keys``, where given), in the keys' order."""
+    """Prints flat rows: a column for each key (of ``keys``, where given) that is not None in all rows, in order."""
     wanted = dict.fromkeys(key for row in rows for key in row) if keys is None else keys
     shown = [key for key in wanted if any(row.get(key) is not None for row in rows)]
     columns = [column(key, [row.get(key) for row in rows]) for key in shown]

@@ -10,9 +10,9 @@ _MOST = 9  # behind the point
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """A number with so many ``digits`` behind the point; by default as many as make three significant ones.
+    """Returns a number in text, with ``digits`` behind the point; None: as many as make three significant ones.
 
-    No digit before the point is rounded away: 0.00123, 12.3, 1,163.
+    Then no digit before the point is rounded away: 0.00123, 12.3, 1,163.
     """
     if digits is not None:
         return f"{value:,.{digits}f}"
@@ -24,9 +24,10 @@ def number(value: float, digits: int | None = None) -> str:
 
 
 def shared_digits(values: Iterable[float]) -> int:
-    """How many digits behind the point tell such numbers apart: 1234, 123.4, 12.34, 1.234, 0.123, 0.0123.
+    """Returns how many digits behind the point a column needs: as in 1234, 123.4, 12.34, 1.234, 0.123, 0.0123.
 
-    The largest decides; a smaller one gets a digit that is not nought, where up to three behind the point do that.
+    The largest decides; the smallest gets a digit that is not nought, where up to three behind the point do that. 0 if
+    all are whole, or NaN or infinite.
     """
     finite = [abs(value) for value in values if math.isfinite(value) and value]
     if all(value == int(value) for value in finite):

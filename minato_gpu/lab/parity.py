@@ -1,4 +1,4 @@
-"""Do both implementations of every stage mean the same? (promise P2 across lanes)
+"""Checks that both implementations of every stage mean the same (promise P2 across lanes).
 
 Each stage that has a device implementation gets, from the CPU, the same fields and the same drawn parameters for
 both implementations; then the whole device part is compared for every split point. Deviations are in levels: one
@@ -49,7 +49,7 @@ class StageParity:
     implementation: str  # such as "dali on cpu"
     samples: int = 0
     max_deviation: float = 0.0  # of the worst sample, in levels; infinite where ``problem`` says why
-    mean_deviation: float = 0.0
+    mean_deviation: float = 0.0  # likewise: the largest of the samples' mean deviations
     limit_max: float = 0.0
     limit_mean: float = 0.0
     problem: str = ""  # dtypes, shapes or values that are no numbers differ, or the device implementation failed

@@ -73,7 +73,8 @@ def document(settings: Mapping[str, JSON], rows: Sequence[Mapping[str, JSON]], *
 def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
     """Writes the document as JSON to ``path``, or to standard output where ``path`` is ``-``.
 
-    A file appears whole or not at all. Numbers that JSON cannot say (NaN, infinity) are written as null.
+    A file appears whole or not at all; folders that are missing are made. Numbers that JSON cannot say (NaN, infinity)
+    are written as null. Raises OSError where ``path`` cannot be written.
     """
     text = json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
     if os.fspath(path) == "-":
@@ -94,7 +95,8 @@ def write_whole(path: Path, text: str) -> None:
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Finds out now whether ``write`` can write to ``path`` later; nothing is left there.
 
-    Raises OSError where it cannot: a file without a name was to be made in the folder, or in the one above that exists.
+    Makes a file without a name in its folder, or in the nearest above that exists. Raises OSError where that fails, or
+    ``path`` is something else than a file.
     """
     target = Path(path).absolute()
     if target.exists() and not target.is_file():

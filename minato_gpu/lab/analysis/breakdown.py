@@ -39,7 +39,7 @@ class EpochPart(NamedTuple):
     seconds: float  # of each batch
     share: float  # of the epoch
     error_s: float  # of the seconds
-    is_noise: bool  # no more than its error
+    is_noise: bool  # above 0, and less than twice its error
     is_known: bool  # else its phase was not measured, and it counts as 0
 
     @property
@@ -77,7 +77,7 @@ def mean_of(values: Sequence[float], blocks: int = _BLOCKS, workers: int = 1) ->
     neighbours.
 
     Batches come in bursts where several ``workers`` each make one. So a block is of whole rounds of them, if there are
-    two rounds.
+    two rounds. Without values both are 0; of a single block the error is the mean itself.
     """
     if not values:
         return Mean(0.0, 0.0)

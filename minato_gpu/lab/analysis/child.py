@@ -30,7 +30,7 @@ class ScriptRun:
         self._conductor: Any = None
 
     def to_its_end(self) -> int:
-        """Runs the script; returns the exit code: 0, but where it died."""
+        """Runs the script; returns the exit code: 1 if it died before the analysis had what it needs, else 0."""
         from minato_gpu.lab.analysis.conductor import Loaders, Over
 
         self._loaders = Loaders(self._begin, self.order.loader)

@@ -86,7 +86,7 @@ class Conductor:
             raise Over
 
     def next(self) -> Value:
-        """Returns the next batch for the script. Raises Over."""
+        """Returns the next batch for the script. Raises Over where there is nothing left to measure."""
         self.look_ahead()
         batch = self._ahead.pop()
         self._cpu_at, self._handed_at = process_time(), self._clock()
@@ -186,7 +186,7 @@ class Conductor:
     # --- one phase -----------------------------------------------------------------------------------------
 
     def _replayed(self, name: str) -> Iterator[Value]:
-        """Yields recorded batches again and again."""
+        """Yields recorded batches again and again, until the phase has had enough."""
         replay, meter = self._replay, self.findings.meters[name]
         meter.begin(1 if (self._most or 3) > LEAST else 0)
         fresh = replay.fresh if name == "copied" or device() is None else replay.on_device
@@ -277,7 +277,8 @@ class Loaders:
         return count
 
     def is_for_training(self, loader: Any, given: int) -> bool:
-        """Returns whether this is the loader to analyse, before the next batch is given."""
+        """Returns whether to analyse this loader, which has given ``given`` batches: the one that the user has
+        numbered, else the one for training. False once one has been chosen."""
         import torch
 
         if self.conductor is not None:

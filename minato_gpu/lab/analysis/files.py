@@ -30,7 +30,7 @@ FOLDER = "minato_gpu_analysis_"
 
 
 class MeasuredReads(NamedTuple):
-    """The reads of one call."""
+    """The reads of one call: files, bytes, and read requests (of a sample, where one call makes several)."""
 
     files: tuple[str, ...] = ()
     nbytes: float = 0.0
@@ -48,7 +48,7 @@ _HEARD_BY_ALL: list[list[str]] = []  # of a process that prepares one sample at 
 
 
 class Look:
-    """One call, from ``begin`` to ``end``; to be made once for each thread."""
+    """Looks at one call after the other, each from ``begin`` to ``end``. Each thread makes one of its own."""
 
     def __init__(self) -> None:
         _listen()
@@ -177,7 +177,7 @@ def drop(files: Iterable[str]) -> None:
 
 
 def read_in(files: Iterable[str], goes_on: Callable[[], bool]) -> None:
-    """Reads the files, so that the page cache has them, while there is time."""
+    """Reads the files, so that the page cache has them, as long as ``goes_on()``; skips those that cannot be read."""
     for file in _opened(files):
         with contextlib.suppress(OSError):
             while goes_on() and os.read(file, _CHUNK):
@@ -185,7 +185,7 @@ def read_in(files: Iterable[str], goes_on: Callable[[], bool]) -> None:
 
 
 def _opened(files: Iterable[str]) -> Iterator[int]:
-    """Returns descriptors, for reading, of the files that can be opened."""
+    """Yields a descriptor, for reading, of each file that can be opened, and closes it afterwards."""
     for path in files:
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

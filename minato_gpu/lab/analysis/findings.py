@@ -27,9 +27,9 @@ class Findings:
         self.batches_seen = 0
         self.files: list[str] = []
         self.nbytes = self.requests = 0.0
-        self.cold_share: float | None = None
+        self.cold_share: float | None = None  # of the files' bytes, in the page cache though dropped; None: unknown
         self.levels: list[tuple[float, float]] = []  # bytes a second, and latency
-        self.scaling: list[tuple[int, float]] = []
+        self.scaling: list[tuple[int, float]] = []  # workers, and samples a second
         self.notes: list[str] = []
         self._samples: dict[str, list[Seen]] = {}
         self._batches: dict[str, list[Collated]] = {}

@@ -22,11 +22,11 @@ SHARES: Mapping[str, float] = {
     "scaling": 18.0,
     "storage": 7.0,
 }
-"""Phases in their order, and what each may take of the whole."""
+"""Phases in their order, and what each may take of the whole, in percent."""
 ROUNDS_UNTIL = 0.72
 """Share of the time until which phases are repeated, where an epoch is too short to fill them at once."""
 LEAST = 2
-"""Batches of a phase, however long they take."""
+"""The least number of batches of a phase, however long they take."""
 
 
 class TimeBox:
@@ -173,7 +173,7 @@ class Meter:
         step_s: Callable[[], float],
         clock: Callable[[], float],
     ) -> Iterator[Value]:
-        """Yields a batch of the loader ``made()`` for each of ``numbers``.
+        """Yields a batch of the loader ``made()`` for each of ``numbers``, at most as many as it has.
 
         ``step_s()`` then returns the seconds that the step on it took.
         """

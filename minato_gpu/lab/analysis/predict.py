@@ -41,8 +41,8 @@ _AT_ONCE = 64  # reads that this loader's reader process has under way, where th
 
 
 class DrawnCosts(NamedTuple):
-    """Costs in seconds: of each sample of an epoch, of one slot that has a core of its own, and of every step of all
-    epochs, shape (epochs, batches)."""
+    """Costs in seconds: of each sample of an epoch, on a slot with a core of its own, shape (samples,); and of each
+    step of all epochs, shape (epochs, batches)."""
 
     prepare: Array
     steps: Array
@@ -137,7 +137,7 @@ class SimulatedRank:
         return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
 
     def _work(self, drawn: DrawnCosts, epochs: int, seed: int, blocked_s: float) -> Work:
-        """Returns the workers' work, the samples of each epoch shuffled. ``blocked_s``: of each they wait so long."""
+        """Returns the workers' work, each epoch's samples shuffled; each blocks its worker for ``blocked_s`` more."""
         profile, rng = self.profile, np.random.default_rng(seed)
         keys = np.concatenate([rng.permutation(self.samples) for _ in range(epochs)])
         cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
@@ -189,8 +189,7 @@ class Prediction:
 
 
 class Predictor:
-    """Answers for one profile: what is found out of the measured setting is found out once. Raises ValueError for a
-    profile that knows of no sample or no step."""
+    """Predicts epochs from one profile. Raises ValueError if it does not suffice (see ``Profile.suffices``)."""
 
     def __init__(self, profile: Profile) -> None:
         if not profile.suffices:
@@ -347,14 +346,16 @@ def points(profile: Profile) -> list[Point]:
 def _curve(
     question: str, values: Iterable[T], own: T | None, setting: Callable[[T], Setting], *, runs_here: bool = False
 ) -> Iterator[Point]:
-    """A point for each value, in the order given. ``runs_here``: others than the measured one can be verified."""
+    """Yields a point for each value, in the order given; ``own`` is the measured one (None: it is not among them).
+
+    ``runs_here``: others than the measured one can be verified."""
     for value in values:
         changes = Setting() if value == own else setting(value)
         yield Point(question, value, changes, value == own, value == own or runs_here)
 
 
 def _stored(profile: Profile) -> Iterator[Point]:
-    """What storage and a cache change, where reads were seen."""
+    """Yields the points about storage and a cache; none where no read was seen."""
     storage = profile.storage
     if storage is None:
         return

@@ -42,8 +42,8 @@ class Law:
 def fit(workers: Sequence[float], slot_s: Sequence[float]) -> Law:
     """Fits the law to the seconds that a worker took for a sample with so many workers; relative errors count.
 
-    Two counts of workers show no crosstalk, one shows no contention. Raises ValueError if there is nothing, or what is
-    not positive.
+    Two counts of workers show no crosstalk, one shows no contention. Raises ValueError without values, or for
+    less than one worker, or seconds that are not positive.
     """
     if not len(workers) or min(workers) < 1 or min(slot_s) <= 0:
         raise ValueError(f"scaling is told by positive workers and seconds, got {workers} and {slot_s}")
@@ -140,7 +140,7 @@ def worker_seconds(profile: Profile) -> float:
 
 
 def _rate(profile: Profile, batch_s: float) -> float:
-    """Samples a second that the workers make on average, from what samples cost: rare slow ones are among many."""
+    """Returns the samples a second that the workers make on average, from the costs of all samples, slow ones too."""
     at_once = min(profile.workers, max(1.0, profile.cores / max(profile.prepare_cpu_share, 0.01)))
     return at_once * profile.batch_size / batch_s
 

@@ -36,7 +36,7 @@ class Storage:
 class Phase:
     """One phase of the analysis: so many batches in so many seconds, of which the consumer waited ``wait_s``.
 
-    ``batch_s``: seconds between one batch and the next, of each after the first; from these comes the noise.
+    ``batch_s``: seconds of each batch, its wait and its step; from these comes the noise.
     """
 
     batches: int
@@ -60,11 +60,12 @@ class Profile:
     of a batch. ``step_s``: of each training step with a batch that was there already, its transfer left out;
     ``transfer_s``: of a batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a
     batch. ``startup_s``: until the first batch. ``scaling``: (workers, samples a second), as far as it was tried.
-    ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold`` (T3). ``storage``: None where
-    no read was seen. ``step_cpu_share``: of a step, what it computes on cores that workers share (above 1 where several
-    threads do). ``persistent``: workers outlive an epoch; ``overlap``: the next epoch is prepared while this one ends.
-    ``shards``: an epoch reads one sample of the set in so many, as where ranks share it out. ``slowest``: (seconds, key
-    and file) of the slowest samples, slowest first. ``notes``: what could not be measured, in sentences.
+    ``stages_s``: mean seconds of a sample in each stage. ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold``
+    (T3). ``storage``: None where no read was seen. ``step_cpu_share``: of a step, what it computes on cores that
+    workers share (above 1 where several threads do). ``persistent``: workers outlive an epoch; ``overlap``: the next
+    epoch is prepared while this one ends. ``shards``: an epoch reads one sample of the set in so many, as where ranks
+    share it out. ``slowest``: (seconds, key and file) of the slowest samples, slowest first. ``notes``: what could not
+    be measured, in sentences.
     """
 
     loader: LoaderKind
@@ -126,7 +127,7 @@ def with_tuples(value: JSON) -> JSON:
 
 
 def mean(values: Iterable[float]) -> float:
-    """0 where there are none."""
+    """Returns the mean; 0 of no values."""
     return fmean(found) if (found := list(values)) else 0.0
 
 

@@ -43,7 +43,10 @@ class Ranks:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """A private folder that all ranks of this host find: they have the same parent. Rank 0 removes it."""
+        """Yields a private folder that all ranks of this host find: they have the same parent. Rank 0 removes it.
+
+        Raises PermissionError if one of that name is another user's.
+        """
         if self.ranks == 1:
             with tempfile.TemporaryDirectory(prefix=FOLDER) as path:
                 yield Path(path)
@@ -80,7 +83,7 @@ class Lockstep:
 
     def __init__(self, folder: Path, rank: int, ranks: int, clock: Callable[[], float] = monotonic) -> None:
         self.rank, self.ranks = rank, ranks
-        self.lost = False  # the leader
+        self.lost = False  # rank 0 has not answered for a minute: this rank decides by itself
         self._clock = clock
         self._number = 0
         self._file = -1
@@ -89,7 +92,7 @@ class Lockstep:
             self._file = os.open(folder / _NAME, flags, 0o600)
 
     def agreed(self, mine: bool) -> bool:
-        """Returns rank 0's opinion; every rank has to ask as many times."""
+        """Returns rank 0's opinion, or ``mine`` once rank 0 is ``lost``. Every rank has to ask as many times."""
         number, self._number = self._number, self._number + 1
         if self._file < 0 or self.lost:
             return mine

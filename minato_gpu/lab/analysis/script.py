@@ -23,6 +23,8 @@ from minato_gpu.lab.analysis.profile import Profile, Setting, Trial, profile_fro
 from minato_gpu.lab.report import write_whole
 
 Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
+"""The state of an analysis: "starting" until a loader is chosen, then "measuring". At its end "complete", or why it is
+not: the script "ended", "died" (of an error, a signal, an exit code), or was "stopped" (interrupted)."""
 FINAL = ("complete", "ended", "died", "stopped")
 
 
@@ -71,7 +73,7 @@ class Result:
 
 
 def result_of(folder: Path, rank: int) -> Result | None:
-    """Reads the result that this rank has left so far."""
+    """Reads the result that this rank has left so far; None if it has left none."""
     try:
         values = with_tuples(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -101,8 +103,9 @@ _LOOK_S = 0.1
 def run(order: ScriptOrder) -> Result:
     """Runs the script, and returns what was measured, whatever became of it.
 
-    It is a process group of its own; whatever of it is left when the analysis has ended is ended too. Its standard
-    output goes to standard error, so that the figures stand alone. Raises KeyboardInterrupt once it has ended.
+    The script is a process group of its own; whatever of it is left when the analysis has ended is ended too. Its
+    standard output goes to standard error, so that the figures stand alone. On Ctrl-C or SIGTERM it is ended, and
+    KeyboardInterrupt raised.
     """
     with _terminated_in_order():
         process = started(order)
@@ -125,13 +128,13 @@ def run(order: ScriptOrder) -> Result:
 
 
 def started(order: ScriptOrder) -> subprocess.Popen[bytes]:
-    """The script's process."""
+    """Starts the script's process, as leader of a session and process group of its own."""
     command = [sys.executable, "-m", "minato_gpu.lab.analysis.child", order.text()]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], order: ScriptOrder) -> None:
-    """Waits until the script has ended, or has had its time."""
+    """Waits until the script has ended; interrupts it once it has had its time."""
     limit, begun = monotonic() + START_S, False
     while True:
         try:
@@ -150,7 +153,7 @@ def _wait(process: subprocess.Popen[bytes], order: ScriptOrder) -> None:
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Interrupts the script as Ctrl-C does, and waits a little."""
+    """Interrupts the script as Ctrl-C does, and waits up to 20 seconds for its end."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -176,7 +179,7 @@ def _terminated_in_order() -> Iterator[None]:
 
 
 def others(folder: Path, ranks: range) -> list[Result]:
-    """Returns the results of the other ranks of this host, once they are ready."""
+    """Returns what these ranks of this host have left, after waiting up to 20 seconds for all to be final."""
     until = monotonic() + _GRACE_S
     found: list[Result] = []
     for rank in ranks:

@@ -24,7 +24,7 @@ _ROUNDING = 1e-6
 
 
 class Level(NamedTuple):
-    """What reads with so many under way at once gave."""
+    """Measured reads of storage, so many of them under way at once."""
 
     at_once: int  # reads under way
     seconds: float  # mean of a read
@@ -33,7 +33,7 @@ class Level(NamedTuple):
 
 
 def rate_and_latency(levels: Sequence[Level]) -> tuple[float, float]:
-    """Bytes a second, and seconds until a read's first byte, from at least one level.
+    """Returns bytes a second, and seconds until a read's first byte, from at least one level.
 
     Where many reads at once each take no longer than one by itself, or storage was idle at times, the rate's limit has
     not been reached: there is at least what all of them have at once, and what a read takes is latency.
@@ -61,7 +61,7 @@ class Standalone:
         self._subject, self._findings, self._box, self._clock = subject, findings, box, clock
 
     def run(self) -> None:
-        """Runs all of these phases, as far as time allows."""
+        """Runs all of these phases, as far as time allows; none if no batch was seen."""
         if self._findings.batches_seen == 0:
             return
         self.warmed(1.0)
@@ -69,7 +69,7 @@ class Standalone:
         self._probe()
 
     def warmed(self, enough: float) -> None:
-        """Reads the samples' files in, where less than ``enough`` of them is in memory."""
+        """Reads the samples' files in, if a share below ``enough`` of their bytes is in memory."""
         paths = self._findings.files
         share = files.cached_share(paths)
         if share is not None and share < enough:
@@ -119,7 +119,7 @@ class Standalone:
         return list(islice(cycle(full), _MOST)) if full else []
 
     def _probe(self) -> None:
-        """Storage, if the files can be dropped."""
+        """Measures storage, if the files are known and can be dropped from the page cache."""
         found = self._findings
         if not found.files or not found.nbytes or not found.meters["cold"].steps:
             return
@@ -131,7 +131,7 @@ class Standalone:
             found.note("Too few samples were seen, or their files could not be dropped, to measure storage.")
 
     def _read_by(self, workers: int) -> Level | None:
-        """Measures how long so many workers wait for cold samples, beyond what these cost warm."""
+        """Measures how long so many workers wait for cold samples, beyond what these cost warm; None: too few came."""
         found = self._findings
         files.drop(found.files)
         seen = self._subject.keys[: found.batches_seen]

@@ -32,7 +32,8 @@ from minato_gpu.sources.source import source_of
 
 @dataclass
 class Seen:
-    """One sample: seconds, and those of them on a core, also by stage of the pipeline. ``at``: when it was finished."""
+    """One sample: when it was finished (``at``), its key (None in a stream), its seconds without waits for a core,
+    those computed (``cpu_s``), what was read for it, and its seconds by stage of the pipeline."""
 
     at: float
     key: JSON
@@ -103,7 +104,7 @@ class NoteBook:
 
 
 def plain_key(key: Key) -> JSON:
-    """Returns a key as JSON can hold it: numbers and texts as they are, of all else its ``repr``."""
+    """Returns a key as JSON can hold it: whole numbers and texts as they are, of all else its ``repr``."""
     if isinstance(key, (int, str)):
         return key
     try:
@@ -160,7 +161,7 @@ class Stopwatch:
         self.book, self.looks = book, looks
 
     def timed(self, call: Callable[[], Value]) -> tuple[Value, float, float, float, MeasuredReads]:
-        """Returns the call's result, when it ended, its seconds, those on a core, and the files it read.
+        """Returns the call's result, when it ended, its seconds, those on a core, and what it read.
 
         Its seconds are without those in which it waited for a core: how many cores there are is another question.
         """

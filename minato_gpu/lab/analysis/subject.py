@@ -35,7 +35,7 @@ class Subject:
     """The loader that is analysed."""
 
     def __init__(self, loader: DataLoader[Value], folder: str) -> None:
-        """Draws an epoch from the sampler."""
+        """Draws an epoch from the sampler, at most 20,000 batches. ``folder``: where workers write their notes."""
         self.loader, self.folder = loader, folder
         self._own = WeakSet[Any]()  # those that were made like it
         self.kind: LoaderKind = "minato_gpu" if isinstance(loader, ours.DataLoader) else "torch"
@@ -51,8 +51,10 @@ class Subject:
         self.batch_size = loader.batch_size or max((len(each) for each in self.keys), default=1)
 
     def is_followed_by(self, loader: DataLoader[Value]) -> bool:
-        """Returns whether this loader, of the same shape over the same kind of data, takes its place later: scripts
-        may make one for each."""
+        """Returns whether ``loader`` stands for the analysed one in a later epoch, as scripts may make one for each.
+
+        It does with the same class, class of data set, batch size, workers and length, unless the analysis made it.
+        """
         if loader in self._own:
             return False
         shapes = [
@@ -82,8 +84,11 @@ class Subject:
         workers: int | None = None,
         batches: Sequence[list[Key]] | None = None,
     ) -> DataLoader[Value]:
-        """A loader like it. ``phase``: workers note what each sample costs, and where it ``looks`` which files it is
-        in. ``workers``: another number of them. ``batches``: the keys, where not those of the whole epoch."""
+        """Returns a loader like it, without caches, trace, metrics and workers that stay.
+
+        ``phase``: workers note under this name what each sample costs and, with ``looks``, which files it is in; None:
+        they note nothing. ``workers``: another number of them. ``batches``: the keys; None: those of the whole epoch.
+        """
         watch = None if phase is None else Stopwatch(self.book(phase), looks=looks)
         given = self._arguments(watch, self.kind)
         if workers is not None:
@@ -92,7 +97,7 @@ class Subject:
         return self._made(self.kind, dataset, **self._cut(batches), **given)
 
     def in_setting(self, setting: Setting) -> DataLoader[Value]:
-        """A loader as it would be in this setting. Raises CannotTry for PyTorch's loader in the place of a pipeline."""
+        """Returns a loader like it, of the setting's kind and workers. Raises CannotTry for torch's with a pipeline."""
         kind = setting.loader or self.kind
         if kind == "torch" and getattr(self.loader, "pipeline", None) is not None:
             raise CannotTry("torch's loader runs no pipeline")
@@ -102,7 +107,7 @@ class Subject:
         return self._made(kind, self.loader.dataset, **self._cut(None), **given)
 
     def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:
-        """A loader that is none of the script's."""
+        """Makes a loader that is none of the script's."""
         # more workers than cores may be what is to be tried; for good, as restoring is not safe beside other threads
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         made: DataLoader[Value] = _KINDS[kind](dataset, **given)

@@ -32,7 +32,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
 
 
 def more(results: Sequence[Result]) -> dict[str, JSON]:
-    """Returns the other entries of the document."""
+    """Returns the document's entries ``verdict``, ``profiles`` and ``results`` (of each rank: how its script ended)."""
     profiles = _profiles(results)
     return {
         "verdict": verdict(profiles)._asdict(),
@@ -125,7 +125,7 @@ def _profiles(results: Sequence[Result]) -> list[Profile]:
 
 
 def show_results(console: Console, results: Sequence[Result]) -> None:
-    """Prints all tables, and the verdict."""
+    """Prints all tables, and the verdict; nothing if of no rank the parts of its epoch are known."""
     profiles = _profiles(results)
     parts = rows(results)
     if not parts:

@@ -68,7 +68,7 @@ class Trials:
             self._saved()
 
     def _epoch(self, setting: Setting, until: float, step_s: Callable[[], float]) -> Generator[Value, None, float]:
-        """Seconds of an epoch."""
+        """Yields batches in this setting, and returns the seconds of an epoch. Raises CannotTry if it cannot be run."""
         profile = setting.applied(self._profile)
         subject = self._findings.subject
         most = len(subject.keys)  # 0 for a stream

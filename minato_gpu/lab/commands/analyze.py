@@ -87,7 +87,7 @@ def analyze(out: CommandOutput, /, script: str, arguments: tuple[str, ...], **op
 
 
 def _measured(console: Console, order: ScriptOrder, ranks: Any) -> list[Result] | None:
-    """The results of all ranks, for the rank that shows them; None for the others."""
+    """Runs this rank's analysis. Returns the results of all ranks on rank 0, which shows them; None on the others."""
     from minato_gpu.lab.analysis import script as process
 
     if ranks.rank == 0:
@@ -99,7 +99,7 @@ def _measured(console: Console, order: ScriptOrder, ranks: Any) -> list[Result] 
 
 
 def _told(out: CommandOutput, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
-    """Shows what was measured, and writes it. Raises ClickException where nothing was, or the script died."""
+    """Shows what was measured, and writes it. Then raises ClickException if that was nothing, or the script died."""
     from minato_gpu.lab.analysis import tables
     from minato_gpu.lab.analysis.breakdown import of_ranks
     from minato_gpu.lab.analysis.verdict import verdict

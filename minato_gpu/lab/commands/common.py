@@ -17,7 +17,7 @@ from minato_gpu.lab.console import open_console
 
 
 class CommandOutput:
-    """Where a command's figures go: to the ``console``, and into a document if ``--json`` names a ``path``."""
+    """The ``console`` for a command's figures, and the document for them if ``--json`` names a ``path``."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -39,7 +39,10 @@ class CommandOutput:
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Any) -> Any:
-    """The callback of an option that names a file to be written at the end: what is wrong with it is said at once."""
+    """Returns the value of an option that names a file to be written at the end ("-" and None are none).
+
+    Raises BadParameter, before the command has begun, if it cannot be written.
+    """
     if path is not None and path != "-":
         from minato_gpu.lab import report
 
@@ -51,7 +54,8 @@ def writable(context: click.Context, parameter: click.Parameter, path: Any) -> A
 
 
 def shows(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that shows figures: its function gets a CommandOutput, and what it raises is said in one line."""
+    """Makes a command of a function that shows figures: adds ``--json``, and passes a CommandOutput before its
+    arguments; errors are shown by ``plain_errors``."""
 
     @click.option(
         "--json",
@@ -85,7 +89,7 @@ def plain_errors(context: click.Context) -> Iterator[None]:
 
 
 def _brief(error: Exception) -> str:
-    """The message; of one that quotes a worker's traceback, as PyTorch's do, where it happened and what it was."""
+    """Returns the message; of one that quotes a worker's traceback, as PyTorch's do, its first and last line."""
     lines = str(error).strip().splitlines()
     if any("Traceback (most recent call last)" in line for line in lines):
         return f"{lines[0]}\n{lines[-1]}"
@@ -93,7 +97,7 @@ def _brief(error: Exception) -> str:
 
 
 def _module_of(file: Path) -> str:
-    """The name of the module in this file, which can be imported from now on."""
+    """Returns the name of the module in this file, and puts its folder on ``sys.path``."""
     names, folder = [file.stem], file.parent
     while (folder / "__init__.py").is_file():
         names.insert(0, folder.name)
@@ -105,7 +109,8 @@ def _module_of(file: Path) -> str:
 def imported(module: str) -> ModuleType:
     """Imports a module by its name or file. One of the current folder counts too, as with ``python -m``.
 
-    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
+    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so. Raises UsageError
+    where there is none.
     """
     if module.endswith(".py") and Path(module).is_file():
         module = _module_of(Path(module).resolve())

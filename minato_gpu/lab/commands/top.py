@@ -45,7 +45,7 @@ def top(context: click.Context, pid: int | None, once: bool, interval: float) ->
 
 
 def _views(pid: int, interval: float, width: int) -> Iterator[RenderableType]:
-    """Two looks at a process after each other, again and again, until the job ends."""
+    """Yields what to print of two looks at a process, again and again. Raises NoAnswer once the process has ended."""
     from rich.console import Group
 
     from minato_gpu.lab.top import view
@@ -60,7 +60,7 @@ def _views(pid: int, interval: float, width: int) -> Iterator[RenderableType]:
 
 
 def _the_job(console: Console) -> int:
-    """The only one. Raises ClickException where there is none, or several."""
+    """Returns the process id of this user's only job. Raises ClickException where there is none, or several."""
     from minato_gpu.lab.top.client import JobState, ask_all
 
     answers = list(ask_all())

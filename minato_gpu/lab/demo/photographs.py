@@ -93,8 +93,8 @@ def make(folder: Path, count: int, seed: int) -> dict[str, JSON]:
 
     Returns the manifest: the settings that decide the files, and ``files``, ``bytes``, ``smallest_pixels`` and
     ``largest_pixels``. The files are made beside the folder and moved into place when all are there, so that an
-    interrupted run leaves nothing half made. Raises ``DataSetError`` where ``folder`` holds something else or
-    scikit-image lacks its photographs.
+    interrupted run leaves nothing half made; files that it made there with other settings go. Raises ``DataSetError``
+    where ``folder`` holds something else, scikit-image lacks its photographs, or ``count`` is below the 15 classes.
     """
     settings = _settings(count, seed)
     if folder.exists():

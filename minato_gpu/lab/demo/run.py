@@ -33,7 +33,7 @@ def run(
     workers: int,
     seed: int,
 ) -> dict[str, JSON]:
-    """Trains on ``data`` (or on ``size`` photographs made in ``out``), shows it, and leaves the results in ``out``.
+    """Trains on ``data`` (None: on ``size`` photographs made in ``out``), and shows and leaves the results in ``out``.
 
     Returns the document that it wrote to ``summary.json``.
     """
@@ -94,7 +94,7 @@ def summary(
 
 
 def epoch_row(tally: Tally, stats: Mapping[str, JSON]) -> dict[str, JSON]:
-    """One epoch. Losses and accuracies are those of training, on augmented crops, as the model learns."""
+    """Returns an epoch's row. Loss and accuracy are those of training, on augmented crops, as the model learns."""
     prediction = stats["prediction"]
     row = {
         "epoch": tally.epoch,

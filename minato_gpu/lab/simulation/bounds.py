@@ -71,7 +71,7 @@ def _alone(work: Work) -> Array:
 
 
 def _steps(work: Work, told_cpu: Array, told_device: Array) -> tuple[Array, Array]:
-    """What each step between the plans worth having truly saves and costs, in the order of their predicted
+    """Returns what each step between the plans worth having truly saves and costs, in the order of their predicted
     ratios; with two plans these are the samples."""
     cpu, device = _plans(work)
     if not work.cuts:
@@ -99,7 +99,7 @@ def _device(work: Work) -> Array | None:
 
 
 def _cpu_time(work: Work, seconds: float | Array) -> Array:
-    """When the CPU slots, which start one by one, can have done so many seconds of work."""
+    """Returns when the CPU slots, which start one by one, can have done so many seconds of work."""
     ready = np.array(work.ready_times())
     done = np.concatenate(([0.0], np.cumsum(np.arange(1, work.slots) * np.diff(ready))))  # by the start of each slot
     at = np.searchsorted(done, seconds, side="right") - 1
@@ -108,7 +108,7 @@ def _cpu_time(work: Work, seconds: float | Array) -> Array:
 
 
 def _cut(work: Work, cpu: Array, device: Array, *, divisible: bool) -> float:
-    """Time of the best cut of this order: the samples before it on the devices, the others on the CPU slots."""
+    """Returns the seconds with the best cut of this order: samples before it on devices, the others on CPU slots."""
     on_device = np.concatenate(([0.0], np.cumsum(device))) / work.devices
     on_cpu = _cpu_time(work, np.maximum(cpu.sum() - np.concatenate(([0.0], np.cumsum(cpu))), 0.0))
     best = int(np.argmin(np.maximum(on_device, on_cpu)))

@@ -28,7 +28,7 @@ DESCRIPTION = "16 hosts of 8 GPUs and 128 cores with 100 CPU hosts: links of 25 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines. ``nodes``: CPU hosts over which a rank's workers there are spread; ``leaving``: of all of them."""
+    """The machines. ``nodes``: CPU hosts over which a rank's far workers are spread; ``leaving``: how many leave."""
 
     gbit_s: float
     nodes: int
@@ -45,12 +45,12 @@ class Cluster:
 
     @property
     def far(self) -> int:
-        """CPU hosts' cores that each rank has."""
+        """Cores of CPU hosts that each rank has."""
         return self.cpu_hosts * self.cores // self.ranks
 
     @property
     def leaves_at(self) -> float:
-        """The middle of the shortest epoch."""
+        """The time at which hosts leave: the middle of the least possible epoch, in seconds."""
         return 0.5 * self.samples * self.ranks / self._rate(self.cpu_hosts)
 
     def bound_s(self) -> float:
@@ -71,7 +71,7 @@ class _Links:
         self._out, self._into = [0.0] * cluster.cpu_hosts, [0.0] * cluster.hosts
 
     def arrival(self, node: int, host: int, now: float, samples: int) -> float:
-        """When samples that are ready now on a CPU host are on the other one."""
+        """Returns when samples that are ready at ``now`` on CPU host ``node`` have come to ``host``, in seconds."""
         seconds = samples * self._seconds
         self._out[node] = sent = max(now, self._out[node]) + seconds
         self._into[host] = max(sent - seconds, self._into[host]) + seconds

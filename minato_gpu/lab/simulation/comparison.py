@@ -72,12 +72,12 @@ def ours(scenario: Scenario, window: int, lateness: int, **changes: JSON) -> Sim
 
 
 def peer(policy: str, window: int, lateness: int) -> Simulate:
-    """A peer's policy in the setting."""
+    """Returns a function that simulates a peer's policy in the setting."""
     return lambda work, period: simulate_peer(policy, work, window, lateness, period)
 
 
 def _measure(work: Work, window: int, lateness: int, simulate: Simulate) -> Row:
-    """One seed: an unhindered run and one with the consumer."""
+    """Returns the figures of one seed: of an unhindered run, and of one with the consumer."""
     bound, limit = lp_bound(work), threshold_limit(work)
     period = limit / (DEMAND * work.batches)
     free, paced = simulate(work, 0.0), simulate(work, period)

@@ -29,8 +29,9 @@ _MICRO_BATCH = 16  # samples that share what a device's run costs
 
 
 def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> Outcome:
-    """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or that of
-    each batch, all epochs in a row. Without slots and devices, the consumer prepares each batch when it asks."""
+    """Returns the outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or
+    that of each batch, all epochs in a row. Without slots and devices, the consumer prepares each batch when it
+    asks."""
     steps = [period] * work.batches if isinstance(period, (int, float)) else period
     if not work.slots + work.devices:  # the consumer prepares each batch itself
         seconds = np.add.reduceat(work.cpu, work.firsts[:-1])

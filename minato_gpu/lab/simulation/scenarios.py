@@ -25,10 +25,11 @@ takes to bring to the device what there is before each part."""
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of work and the settings in which it is simulated.
+    """A kind of work and the settings in which it is simulated: each of ``windows`` (samples), ``latenesses`` (batches)
+    and ``errors`` (sigma of the log of predictions).
 
     ``costs(rng, n)`` draws the seconds of n samples on the CPU and, where there is one, the device. ``policy`` holds
-    arguments of ``messages.Policy`` that differ from its defaults. ``parts`` (see ``Parts``) replaces ``costs`` where
+    arguments of ``Policy`` that differ from its defaults. ``parts`` (see ``Parts``) replaces ``costs`` where
     samples can be cut. ``surprise`` (share, c, d): this share of the samples, at random, takes c times as long on the
     CPU and d times as long on the device, which no prediction knows.
     """
@@ -50,7 +51,7 @@ class Scenario:
     surprise: tuple[float, float, float] = (0.0, 1.0, 1.0)
 
     def work(self, seed: int, error: float) -> Work:
-        """The work of one seed, with log-normal prediction errors of sigma ``error``, apart for each part and lane."""
+        """Returns the work of one seed. Prediction errors are log-normal of sigma ``error``, drawn by part and lane."""
         samples = sum(self.epoch_samples)
         cpu, device, moving = self._drawn(np.random.default_rng([seed, 1]), samples)
         noise = np.random.default_rng([seed, 2])

@@ -141,7 +141,8 @@ class VirtualLane:
             self._changed(run)
 
     def revoke(self, now: float, number: int, keep: int) -> Iterator[m.Revoked]:
-        """Keeps samples of the chunk from number ``keep`` on from being begun."""
+        """Takes back the samples of the chunk from offset ``keep`` on that have not begun; yields a Revoked if there
+        are any."""
         run = self.running.get(number)
         if run is None:
             return

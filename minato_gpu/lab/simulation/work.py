@@ -91,7 +91,7 @@ class Work:
         return len(self.sizes)
 
     def ready_times(self) -> list[float]:
-        """When each CPU worker takes its first chunk."""
+        """Returns the seconds at which each CPU worker is ready for its first chunk."""
         return [i * self.stagger_s for i in range(self.slots)]
 
     def places(self, serials: Integers) -> Integers:
@@ -102,7 +102,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """When each batch was handed over (seconds, shape (batches,)) and the serials in order of delivery."""
+    """The seconds at which each batch was handed over, shape (batches,), and the serials in order of delivery."""
 
     times: Array
     serials: Integers

@@ -1,4 +1,4 @@
-"""Asking a training process how its loaders stand: the other end of ``listening.py``."""
+"""Asks a training process how its loaders stand, on the socket that observe/stats_socket.py listens on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class JobState(NamedTuple):
     """The states of a process's loaders."""
 
     pid: int
-    command: str  # line, as it was called
-    rank: str | None  # of a distributed job
+    command: str  # command line, without the interpreter
+    rank: str | None  # of a distributed job; None: it is none
     loaders: list[LoaderState]
 
 
 def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
-    """Asks that process, and waits for ``timeout`` seconds at most. Raises NoAnswer."""
+    """Asks process ``pid``, and waits for each piece of its answer ``timeout`` seconds at most. Raises NoAnswer."""
     folder = _folder()
     try:
         return _asked(folder, pid, timeout)
@@ -45,7 +45,10 @@ def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
 
 
 def ask_all(timeout: float = TIMEOUT_S) -> Iterator[JobState | NoAnswer]:
-    """Asks every process that listens; sockets that killed ones have left are removed."""
+    """Asks every process of this user that listens; yields its answer, or why it gave none.
+
+    Sockets that killed processes have left are removed. Raises NoAnswer where no process can be asked at all.
+    """
     folder = _folder()
     try:
         for pid in folder.pids():

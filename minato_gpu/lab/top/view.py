@@ -1,4 +1,4 @@
-"""What loaders have done between two answers, as ``minato-gpu top`` shows it, in 80 columns.
+"""Shows what loaders have done between two answers of their process, for ``minato-gpu top``.
 
 A wait, or a lease of a worker, is counted when it is over: shares are of what ended meanwhile, and never above 1.
 """
@@ -20,7 +20,7 @@ _BAR = 20
 
 
 def job(before: JobState | None, now: JobState, width: int) -> list[RenderableType]:
-    """The process, and each of its loaders; rates since ``before``."""
+    """Returns what to print of the process and each loader, ``width`` characters wide; rates as in ``rates_of``."""
     from rich.text import Text
 
     rank = "" if now.rank is None else f", rank {now.rank}"
@@ -56,7 +56,8 @@ def _loader(before: LoaderState | None, now: LoaderState, width: int) -> Iterabl
 
 
 def rates_of(before: LoaderState | None, now: LoaderState) -> Counts:
-    """Returns the growth of counters a second; since the epoch began if there was no answer before, or of another."""
+    """Returns the growth of counters a second since ``before``, or since the epoch began if that is None or of another
+    epoch."""
     old: Counts = {}
     seconds = now.stats["elapsed_s"]
     if before is not None and before.epoch == now.epoch:
@@ -103,7 +104,7 @@ def _busy(name: str, lane: Mapping[str, JSON], rates: Counts) -> float:
 
 
 def _hits(tier: str, *counted: Counts) -> str:
-    """Returns the hit share of the first of these counts in which anything was asked for."""
+    """Returns the hit share of the first of these counts in which anything was asked for; "-" if in none."""
     for each in counted:
         hits = each.get(("cache_hits", tier), 0.0)
         if asked := hits + each.get(("cache_misses", tier), 0.0):
@@ -128,5 +129,5 @@ def _progress(delivered: int, expected: int | None) -> str:
 
 
 def _number(value: float) -> str:
-    """With about three digits that tell something."""
+    """Returns the number in text, with about three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
