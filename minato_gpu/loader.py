@@ -308,7 +308,8 @@ class DataLoader(TorchDataLoader[T], Arguments):
         """Returns what each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.
 
         ``spans``: (start_s, end_s, lane, slot, epoch, first_position, count, slow); ``batches``: (handed_over_s,
-        epoch, batch_number, size, wait_s). Seconds from ``iter()``. Raises RuntimeError before the first ``iter()``.
+        epoch, batch_number, size, wait_s). Seconds from ``iter()``; ``slow``: over four times the median for a sample.
+        Raises RuntimeError before the first ``iter()``.
         """
         return self._session.timeline()
 

@@ -160,7 +160,7 @@ class CutEstimator(Estimator):
             self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
     def could_not_send(self, split: int, samples: int) -> None:
-        """Counts samples that a split point could not send; beyond an eighth of those it sent it is planned no more."""
+        """Counts samples that could not be handed over at ``split``; beyond 1 for 8 that were, no plan uses it."""
         self._unsendable[split] += samples
 
     def report(self) -> dict[str, JSON]:

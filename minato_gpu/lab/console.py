@@ -73,7 +73,7 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, JSON]], keys:
 
 
 def column(key: str, values: Sequence[JSON]) -> Column:
-    """Values under the key's name in words: ``samples_per_s`` is "samples/s"."""
+    """Returns a column of values under the key's name in words: ``samples_per_s`` is "samples/s"."""
     heading = key.replace("_per_", "/").replace("_", " ")
     numbers = all(value is None or isinstance(value, (int, float)) for value in values)
     digits = shared_digits(value for value in values if isinstance(value, float)) if numbers else None

@@ -125,7 +125,7 @@ def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
 
 
 def summed(before: Counts, now: Counts) -> dict[Key, float]:
-    """Adds two sets of counters up."""
+    """Returns the sums of two sets of counters; one that is missing in a set counts as 0."""
     return {key: before.get(key, 0.0) + now.get(key, 0.0) for key in {**before, **now}}
 
 

@@ -90,7 +90,8 @@ class Telemetry:
         """Counts a lane's work on ``count`` samples of this epoch, in a chunk that was sent to it at ``sent``.
 
         ``sent``: seconds of ``perf_counter``. ``prepared`` is False for reads for another lane, and for a job that had
-        only to join. ``handed`` of the samples went on to another lane, and ``failed`` of them failed.
+        only to join (a ``count`` of 1). ``handed`` of the samples went on to another lane, and ``failed`` of them
+        failed.
         """
         log = self.lanes[lane]
         each = report.seconds / max(count, 1)

@@ -66,7 +66,7 @@ class TraceFile:
             LOGGER.warning("another trace is being written to %s; this one goes to %s", path, self.path)
 
     def write(self, event: dict[str, JSON]) -> bool:
-        """Appends the event, one of this process. Returns False if there is no room for it."""
+        """Appends the event, with this process's id. Returns False if there is no room for it."""
         data = self._separator + json.dumps({**event, "pid": self._process}, separators=(",", ":")).encode()
         if len(data) > self._room:
             return False

@@ -53,7 +53,7 @@ def exit_code(process: BaseProcess, end: int) -> int | None:
 
 
 def kill(process: BaseProcess) -> None:
-    """Kills a process that runs, even if multiprocessing believes that it has ended."""
+    """Kills a process, even if multiprocessing believes that it has ended; does nothing if it has."""
     assert process.pid is not None
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)

@@ -105,7 +105,7 @@ class Conductor:
             raise Over from None
 
     def script_ended(self, why: str) -> None:
-        """Called when the script has ended: runs the measurements that need no step. ``why``: it ended, in words."""
+        """Runs the measurements that need no step, once the script has ended. ``why``: that it has, in words."""
         if self.over:
             return
         self.over = True

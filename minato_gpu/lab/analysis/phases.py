@@ -145,7 +145,7 @@ class Meter:
         self._skip = 0
 
     def begin(self, settle: int) -> None:
-        """Begins a round, whose first batches do not count."""
+        """Begins a round, whose first ``settle`` batches do not count."""
         self._skip = settle
 
     def add(self, wait_s: float, step_s: float, cpu_s: float) -> None:

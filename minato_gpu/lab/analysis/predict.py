@@ -320,7 +320,7 @@ def answer(profile: Profile, tried: Iterable[Trial] = (), *, draws: int = DRAWS)
 
 
 def _verified(found: Prediction, trial: Trial | None) -> dict[str, JSON]:
-    """Returns what came of a trial."""
+    """Returns the entries of a point's row about its trial; None: it was not tried."""
     if trial is None or trial.epoch_s is None:
         return {"verified": f"{NOT}tried: {trial.why_not if trial else 'no time was left for it'}"}
     inside = found.low_s <= trial.epoch_s <= found.high_s
@@ -332,7 +332,8 @@ def _verified(found: Prediction, trial: Trial | None) -> dict[str, JSON]:
 
 
 def points(profile: Profile) -> list[Point]:
-    """Returns all questions that the profile can answer, each with what was measured among its points."""
+    """Returns the points of all questions that the profile can answer. What was measured is among each question's, but
+    for this loader's cache if another loader was measured."""
     workers = sorted({1, 2, 4, 8, 16, 32, profile.workers})
     counts = [count for count in workers if count <= max(16, 2 * profile.workers)]
     kinds: tuple[LoaderKind, ...] = ("torch", "minato_gpu")

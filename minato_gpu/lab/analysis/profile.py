@@ -120,7 +120,7 @@ def profile_from(data: Mapping[str, JSON]) -> Profile:
 
 
 def with_tuples(value: JSON) -> JSON:
-    """Puts tuples, as dataclasses have them, in the place of a file's lists."""
+    """Returns plain data with tuples, as dataclasses have them, in the place of a file's lists, at any depth."""
     if isinstance(value, dict):
         return {name: with_tuples(each) for name, each in value.items()}
     return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value

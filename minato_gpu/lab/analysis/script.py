@@ -1,6 +1,6 @@
 """The script's process: it is started, and ended in time with all that it has started.
 
-The command and that process (``child.py``) exchange two small files of JSON in a folder: an order, and a result.
+That process (``child.py``) gets its order on the command line, and leaves its result as a file of JSON in a folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ScriptOrder:
 
 @dataclass(frozen=True)
 class Result:
-    """How far the analysis of one rank has come."""
+    """The result of one rank's analysis so far."""
 
     status: Status
     rank: int

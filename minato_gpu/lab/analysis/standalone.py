@@ -80,7 +80,7 @@ class Standalone:
                 self._findings.note(f"Only {share:.0%} of the samples' files stay in memory: warm was not quite warm.")
 
     def _scale(self) -> None:
-        """Measures the rate with all workers, with one, and with half of them."""
+        """Measures the rate with all workers, with one, and with half of them; of a stream with all alone."""
         subject = self._subject
         counts = [subject.workers]
         if not subject.is_stream:  # a stream is shared out to its workers: another one

@@ -210,7 +210,7 @@ class Stopwatch:
 
 
 class _Delegates:
-    """Attributes are those of the data set within."""
+    """Base of timed data sets: attributes that are read or set are those of the data set within."""
 
     _within: Value
     _watch: Stopwatch

@@ -182,7 +182,7 @@ def _first_batch(work: Work, alone: Array, window: int) -> float:
 
 
 def _needed(work: Work, lateness: int) -> Integers:
-    """Returns for each batch the serials before which all must be ready at its hand-over."""
+    """Returns for each batch the serial before which all must be ready at its hand-over."""
     firsts = work.firsts
     number = np.arange(work.batches)
     by_lateness = firsts[np.maximum(number - lateness + 1, 0)]

@@ -2,8 +2,8 @@
 
 16 hosts with 8 GPUs and 128 cores each, and 100 hosts of 128 cores without one. Each GPU's rank has a loader of its
 own: the production scheduler, with an eighth of its host's cores as workers, and 100 of the other hosts' cores. Samples
-take 250 ms on average and are 1.5 MB large. What comes from another host passes the link of that and the link of the
-rank's, in the order in which it is ready. ``nodes``: over how many hosts a rank's 100 far workers are spread. Hosts
+take 250 ms on average and are 1.5 MB large. What comes from another host passes its link and the link of the rank's
+host, in the order in which it is ready. ``nodes``: over how many hosts a rank's 100 far workers are spread. Hosts
 that leave do so in mid-epoch, and are noticed after a second of silence.
 
 The bound is the rate of all cores that are there, as far as links carry what they make; with that, an epoch could not

@@ -74,7 +74,7 @@ class _PeerLoader:
         return Outcome(np.array(times), np.concatenate(batches))
 
     def may_start(self, batch: int, now: float) -> bool:
-        """Returns whether the epoch of the batch has begun: the step of the last one's last batch has ended."""
+        """Returns whether the epoch of the batch may begin: the step with the last batch of the one before is over."""
         start = self.work.begins[batch]
         return self.delivered > start or (self.delivered == start and (start == 0 or now >= self.consumer_ready))
 

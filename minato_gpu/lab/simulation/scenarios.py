@@ -31,7 +31,7 @@ class Scenario:
     ``costs(rng, n)`` draws the seconds of n samples on the CPU and, where there is one, the device. ``policy`` holds
     arguments of ``Policy`` that differ from its defaults. ``parts`` (see ``Parts``) replaces ``costs`` where
     samples can be cut. ``surprise`` (share, c, d): this share of the samples, at random, takes c times as long on the
-    CPU and d times as long on the device, which no prediction knows.
+    CPU and d times as long on the device, which no prediction knows. Other fields: see ``Work``.
     """
 
     name: str

@@ -153,7 +153,7 @@ class VirtualLane:
             yield m.Revoked(now, number, keep)
 
     def look(self, now: float) -> Iterator[m.Running]:
-        """Yields how far unfinished chunks of several samples have come; a device does not show it."""
+        """Yields how far unfinished chunks of several samples (with split points, also of one) have come on the CPU."""
         for run in list(self.running.values()) if self.kind == m.CPU else ():
             if run.chunk.kind == "run" and (len(run.ends) > 1 or self._shows_one):
                 done = run.done(now)
