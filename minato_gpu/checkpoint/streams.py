@@ -66,7 +66,7 @@ def plain_between(places: Sequence[StreamState]) -> s.State:
 def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> WorkerStreams:
     """Returns the streams of a checked state, each to go on at its place.
 
-    If they were shared out again, the first worker's comes first.
+    If the state had another number of streams, the first worker's turn comes first.
     """
     turn = saved["turn"] if len(places) == len(saved["streams"]) else 0
     streams = WorkerStreams(len(places), sum(at.batches for at in places), turn)

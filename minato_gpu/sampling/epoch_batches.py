@@ -99,7 +99,7 @@ class EpochBatches:
     def draw(self) -> Drawn | None:
         """Returns the next batch, or None at the end. What the sampler raises passes through.
 
-        Raises ValueError if the order does not fit what an earlier run delivered of it.
+        Raises TypeError for what is no batch, ValueError if the order does not fit what an earlier run delivered of it.
         """
         with self.lock:
             if not self._fill():

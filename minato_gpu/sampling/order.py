@@ -54,7 +54,8 @@ class Order:
         begun_from: dict[str, str] | None = None,
         coming: Iterable[Value] = (),
     ) -> None:
-        """``iterator`` runs over the sampler's keys and may have a state."""
+        """``batches`` yields what is drawn; ``way`` is one of the three; ``iterator`` runs over the sampler's keys and
+        may have a state. For the others see the fields."""
         self.way = way
         self.coming = deque(coming)  # drawn from the sampler, and not yet by the epoch
         # of a replayed order: the generators just before it was drawn, packed; None until it is
@@ -162,7 +163,8 @@ class Order:
     # --- resuming -----------------------------------------------------------------------------------------------
 
     def follow(self, snapshot: SamplerSnapshot, sampling: Sampling, witness: int) -> None:
-        """Draws what follows a state that the sampler was given. Raises ValueError if its keys are others than then."""
+        """Draws what follows a state that the sampler was given. Raises ValueError if nothing does, or other keys than
+        when the state was saved."""
         following = self._draw()
         if following is None or witness_of(sampling.keys_of(*following)) != witness:
             raise ValueError(

@@ -143,7 +143,7 @@ class Sampling:
     def describe(self) -> dict[str, JSON]:
         """Returns what a saved state and the loader that loads it must agree on.
 
-        A DistributedSampler's length is one rank's share, which another number of ranks changes.
+        "length" is the sampler's; of a DistributedSampler its data set's, as its own is one rank's share.
         """
         sized = self.inner.dataset if type(self.inner) is DistributedSampler else self.inner
         return {

@@ -84,7 +84,7 @@ class ShardedDataset(IterableDataset[T]):
     Args:
         data: see ``Shards``; it is pickled where workers are spawned.
         num_replicas: ranks of a distributed job; None: as torch.distributed says, 1 where it is not initialised.
-        rank: this one's number.
+        rank: this one's number; None: as torch.distributed says, 0 where it is not initialised.
 
     Raises:
         ValueError: ``rank`` is none of ``num_replicas``.

@@ -41,7 +41,7 @@ class _Missing(Exception):
 class DiskPool:
     """Reads copies on disk, and has ``pool`` read what has none. ``following`` decides what stays.
 
-    Whom ``pool`` would report to (``Service.done``) is reported to from here, for every source.
+    Takes the place of what ``pool`` reports to (``pool.done``), and reports every source to that.
     """
 
     def __init__(self, tier: DiskTier, blocks: Blocks, pool: Reads, following: DiskRetention) -> None:

@@ -186,7 +186,7 @@ class _Peer:
         self._idle: deque[socket.socket] = deque()
 
     async def reach(self, every_s: float) -> None:
-        """Tries to connect, until that succeeds."""
+        """Waits ``every_s`` seconds and tries to connect, until that succeeds."""
         while True:
             await asyncio.sleep(every_s)
             with suppress(OSError):

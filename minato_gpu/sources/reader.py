@@ -70,8 +70,8 @@ class Outbox:
             self._nbytes += place[1]
 
     def is_due(self, admitted: int, missing: int) -> bool:
-        """Returns whether to send it now: tickets before ``admitted`` are in the window, and ``missing`` of these
-        not there."""
+        """Returns whether to send it now: tickets before ``admitted`` are in the window, and the bytes of ``missing``
+        of these have not arrived."""
         if not self._tickets and not self._released:
             return False
         if missing or self._tickets >= TOGETHER or len(self._released) >= TOGETHER or self._nbytes >= _NBYTES:

@@ -49,7 +49,7 @@ class SharedTier(MemoryTier):
         """Ignores the epoch: one loader's orders are of no use to the others."""
 
     def items(self, sample: int, parts: int) -> tuple[int, ...]:
-        """Returns 0 for each source: all are kept, and no number tells items apart."""
+        """Returns 0 for each source: all may be kept, and copies are found by their keys alone."""
         return (0,) * parts
 
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
@@ -125,7 +125,7 @@ class SharedReads:
         self._clients = [each for each in self._clients if each is not client]
 
     def behind(self) -> bool:
-        """Returns whether less than half of what one of the loaders wants has arrived."""
+        """Returns whether less than half of what any one loader wants has arrived."""
         return any(client.service.behind() for client in self._clients)
 
     def may_keep(self, number: int) -> bool:

@@ -32,7 +32,7 @@ _MOST = 1 << 16  # copies that are evicted at a time
 
 @dataclass
 class Totals:
-    """Bytes of disk, and copies."""
+    """Bytes of disk that copies and unfinished files take, and how many copies there are."""
 
     nbytes: int = 0
     copies: int = 0
@@ -46,7 +46,8 @@ class Account:
 
     @contextmanager
     def change(self) -> Iterator[Totals]:
-        """Yields the totals to be changed, with all other changes locked out. Not to be nested."""
+        """Yields the totals to be changed, which are written when the block ends (also by an error), with all other
+        changes locked out. Not to be nested."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = OpenFile(os.open(_NAME, flags, 0o600, dir_fd=self._root))  # a lock of its own, for each thread and fork
         try:
@@ -62,7 +63,8 @@ class Account:
             file.close()
 
     def look(self) -> Totals:
-        """Returns the totals as they are just now, without a lock."""
+        """Returns the totals as they are just now, without a lock; counts all where the account is not there or
+        damaged."""
         try:
             file = OpenFile(os.open(_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root))
             found = _unpacked(os.pread(file.fd, _NUMBERS.size + _SEAL_BYTES, 0))
@@ -71,7 +73,7 @@ class Account:
         return found or self.count_all()
 
     def remove(self, names: Iterable[str], inode: int = 0) -> Totals:
-        """Removes copies; with ``inode`` only that file. Returns what was removed."""
+        """Removes copies that are there, by name; with ``inode`` (0: any) only that file. Returns what was removed."""
         gone, rest = Totals(), iter(names)
         while chunk := list(islice(rest, _AT_A_TIME)):
             with self.change() as totals:

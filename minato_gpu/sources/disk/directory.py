@@ -29,7 +29,7 @@ class CacheDirectoryError(Exception):
 def open_directory(path: Path, make: bool) -> OpenFile:
     """Opens a cache's directory, an absolute ``path``; with ``make``, creates it if need be.
 
-    Raises CacheDirectoryError.
+    Raises CacheDirectoryError if there is no cache, or copies would not be safe in it.
     """
     try:
         _admit(path, make)
@@ -39,7 +39,7 @@ def open_directory(path: Path, make: bool) -> OpenFile:
 
 
 def need_room(path: Path, budget: int, held: int) -> None:
-    """Raises CacheDirectoryError where the disk has not room for ``budget`` bytes, of which it holds ``held``."""
+    """Raises CacheDirectoryError if ``budget`` bytes are more than the disk has free and the cache ``held`` already."""
     disk = os.statvfs(path)
     free = disk.f_bavail * disk.f_frsize
     if budget > free + held:

@@ -18,7 +18,7 @@ _BLOCK = 4096
 
 
 class CacheEntry(NamedTuple):
-    """A copy in a directory."""
+    """A copy in a directory: its file, sizes and last use."""
 
     name: str  # of its file, in the directory
     length: int  # bytes that it holds
@@ -66,7 +66,7 @@ def disk_space_of(length: int) -> int:
 
 
 def scan(root: Path) -> Iterator[CacheEntry]:
-    """Yields every copy in the directory; of those that come or go meanwhile, some."""
+    """Yields every copy in the directory; one that comes or goes meanwhile may be among them."""
     for folder in [*_listed(root)]:
         if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
             for file in sorted(_listed(folder), key=os.DirEntry.inode):  # as they are stored on disk

@@ -28,7 +28,8 @@ _REMOTE = {
 
 
 class OpenFile:
-    """A file that is closed with its last holder, so that the number of an open file is not reused under one."""
+    """A descriptor that is closed when nobody refers to it any more: so nobody uses it after it stands for another
+    file."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

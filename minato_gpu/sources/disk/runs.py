@@ -61,7 +61,7 @@ class CacheRun:
         return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.folder.fd)
 
     def close(self) -> None:
-        """Ends the run."""
+        """Ends the run: removes its directory with its unfinished files, and frees its lock."""
         shutil.rmtree(f"{_FOLDER}/{self.name}", ignore_errors=True, dir_fd=self._root)
         self._file.close()
         self.folder.close()

@@ -153,7 +153,7 @@ class DiskTier:
         return Room(self._room, totals.copies, totals.nbytes)
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Yields every copy; some of those that come or go meanwhile."""
+        """Yields every copy (none if the tier is off); one that comes or goes meanwhile may be among them."""
         if self._off is None:
             yield from scan(self._path)
 
@@ -174,7 +174,7 @@ class DiskTier:
             self._counts.clear()
 
     def is_there(self) -> bool:
-        """Returns whether the directory has not been deleted, and is in use."""
+        """Returns whether the tier works, and its directory has not been deleted."""
         return self._off is None and os.fstat(self._root).st_nlink > 0
 
     def close(self) -> None:
