@@ -44,7 +44,7 @@ def library() -> ModuleType | None:
 
     Importing it looks for GPUs, and may take some hundred megabytes of the current one, which is the first one unless
     the process has chosen another (``torch.cuda.set_device``). So every worker process imports it for itself, seeing
-    none; worker threads begin with their loader's device, or with that of the thread that started them.
+    no GPU; worker threads begin with their loader's device, or with that of the thread that started them.
     """
     try:
         with _no_gpu_for_workers():

@@ -24,7 +24,7 @@ def speed_fraction(speed: float) -> Fraction:
 
 
 def draw_speed(rng: np.random.Generator, meta: Fields, *, rate: int, speeds: tuple[float, ...]) -> Params:
-    """up, down: the resampling that brings the file to ``rate`` and plays it at one of ``speeds``, pitch included.
+    """Draws "up" and "down", which resample the file to ``rate`` and play it at one of ``speeds``, pitch included.
 
     Ko, Peddinti, Povey and Khudanpur, "Audio augmentation for speech recognition", Interspeech 2015.
     """

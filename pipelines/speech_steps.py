@@ -101,7 +101,7 @@ def power_iteration(xp: ModuleType, matrix: Any, direction: Any, rounds: int) ->
 
 
 def cost_features(fields: Fields, *, steps: Steps) -> tuple[float, ...]:
-    """1 where the heavy step applies."""
+    """Returns 1 where the heavy step applies, else 0."""
     return (float(steps.heavy(int(fields["index"]))),)
 
 

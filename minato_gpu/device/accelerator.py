@@ -141,8 +141,8 @@ class Accelerator:
 
     def copy(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copies many tensors between this device and the host's pinned memory or other devices; none may change until
-        an event after it has passed. One call per source device, which releases the interpreter lock; on devices
-        tensors of one dtype are copied together.
+        an event recorded afterwards has passed. One call per source device, which releases the interpreter lock; on
+        devices tensors of one dtype are copied together.
 
         Between devices torch copies on the source's current stream and makes both streams wait for each other. So a
         copy stream of that device is made current: never the stream on which it trains.

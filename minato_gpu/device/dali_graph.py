@@ -142,7 +142,7 @@ class DaliGraph(Segment):
     def ahead(self, batch: Batch, drawn: Drawn) -> bool:
         """Schedules a micro-batch behind the current one; ``run`` must be called next with the same parameters.
 
-        Returns False on the CPU, without a graph, behind one that was scheduled ahead, where the host must wait before
+        Returns False on the CPU, without a graph, while another is scheduled ahead, where the host must wait before
         each run, and when feeding fails: ``run`` then feeds it.
         """
         if self._device == "cpu" or self._waits_for_stream or self._ahead is not None or not self.built:

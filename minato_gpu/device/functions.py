@@ -22,7 +22,7 @@ from minato_gpu.samples import Value
 class FunctionSegment(Segment):
     """Segment of CuPy or torch stages; on device "cpu" they get NumPy arrays or CPU tensors.
 
-    ``accelerator``: copies the arrays that torch stages read to their GPU; None: made when there are some.
+    ``accelerator``: copies the arrays that torch stages read to the GPU; None: made for the first of them.
     """
 
     def __init__(

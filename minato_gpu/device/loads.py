@@ -99,7 +99,8 @@ class Load:
         """Drops what ``issue`` reads, since there will be no other attempt."""
 
     def make_room(self, context: LoadContext) -> None:
-        """Copies what the load holds on the device to the host before ``issue``, if possible. Waits for the device."""
+        """Copies samples of the load that are on devices to the host, before another ``issue``; waits for the devices.
+        Does nothing where there are none."""
 
     def unload(self, context: LoadContext) -> None:
         """Copies an issued load back to the host, from where it is issued again. Waits for the device; nobody has the

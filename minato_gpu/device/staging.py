@@ -62,7 +62,7 @@ class Download:
 
 
 def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns the offsets of values of these sizes in shared memory, and its size. All in bytes."""
+    """Returns the offsets of values of these sizes in one block, multiples of ``ALIGN``, and its size. In bytes."""
     places, end = [], 0
     for size in sizes:
         places.append(round_up(end, ALIGN))

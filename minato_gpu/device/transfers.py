@@ -115,7 +115,7 @@ class Transfers:
     def make_way(self, own: int) -> bool:
         """Lowers the budget for an executor that has no memory for a sample and itself holds ``own`` bytes.
 
-        Returns False, with nothing done, when the loader holds no more than one batch on the device besides.
+        Returns False, with nothing done, when the loader holds no more than one batch on the device beside these.
         """
         with self._changed:
             held = sum(self.budget.held.values()) - own
@@ -125,7 +125,7 @@ class Transfers:
             return True
 
     def await_room(self) -> None:
-        """Waits until the consumer takes a batch or waits for one, for a few milliseconds at most; then frees what
+        """Waits until the consumer takes a batch or waits for one, for 5 ms at most; then frees what
         copies have read."""
         if self._freed.wait(_MOMENT_S):
             self._freed.clear()

@@ -46,7 +46,7 @@ class Composition:
         ``complete``."""
 
     def compose(self, eager: bool) -> Compose | None:
-        """Returns the next batch, or None. ``eager``: it may overtake an older one."""
+        """Returns the next batch; None if none can be composed. ``eager``: it may overtake an older, incomplete one."""
         raise NotImplementedError
 
     def _compose(self, spans: tuple[TicketSpan, ...], failed: tuple[TicketId, ...]) -> Compose:

@@ -75,7 +75,7 @@ class Flight:
         return total
 
     def held(self, offsets: Sequence[int]) -> Held:
-        """Returns how many of these samples hold the result of an earlier step."""
+        """Returns for how many samples at these offsets the result of a host read is stored, and of a hand-over."""
         if not self.reads:
             return NONE
         if len(self.parts) == 1:

@@ -73,7 +73,7 @@ class Ledger:
         self._read.add(samples, nbytes)
 
     def ready(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
-        """Counts running samples as ready: they hold ``nbytes`` together, and no longer their inputs ``held``."""
+        """Counts running samples as ready: they hold ``nbytes`` in all, and no longer their inputs ``held``."""
         self._drop_inputs(held)
         self.stop(samples, handing)
         self.ready_samples += samples
@@ -81,7 +81,7 @@ class Ledger:
         self.sample_bytes = _updated_mean(self.sample_bytes, samples, nbytes)
 
     def handed(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
-        """Counts running samples as handed over: they hold ``nbytes`` instead of their inputs ``held``."""
+        """Counts running samples as handed over: they hold ``nbytes`` in all, and no longer their inputs ``held``."""
         self._drop_inputs(held)
         self.stop(samples, handing)
         self._handed.add(samples, nbytes)
@@ -125,6 +125,6 @@ class Ledger:
 
 
 def _updated_mean(mean: float, samples: int, nbytes: int) -> float:
-    """Returns a running mean after ``samples`` samples of ``nbytes`` together."""
+    """Returns a running mean after ``samples`` samples of ``nbytes`` in all."""
     weight = max(0.02, samples / (samples + 32)) if mean else 1.0
     return mean + (nbytes / samples - mean) * weight

@@ -25,8 +25,8 @@ class MicroBatchCost:
         self._weight = self._n = self._s = self._nn = self._ns = 0.0  # weighted sums over micro-batches
 
     def of_samples(self, count: int, seconds: float) -> float:
-        """Adds a micro-batch of ``count`` samples that took ``seconds``; returns the seconds of its samples in a full
-        one."""
+        """Adds a micro-batch of ``count`` samples that took ``seconds``; returns what these samples
+        would have taken as a part of a full one."""
         self._add(count, seconds)
         fixed = min(self.fixed_s, seconds)
         return max(seconds - fixed * (1 - count / self._most), _LEAST * seconds)

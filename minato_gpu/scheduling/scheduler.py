@@ -120,8 +120,8 @@ class Scheduler:
 
     @property
     def awaited(self) -> m.Awaited | None:
-        """Samples that the next batch needs before it can be composed. None where that is unknown or nothing, or where
-        all lanes' leases end so soon that no extra wake-up is worth it."""
+        """Samples that the next batch needs before it can be composed. None where it needs none, where they are not
+        known, and where all lanes' leases end so soon that no extra wake-up is worth it."""
         oldest = self._places.oldest
         if oldest is None or self._next_order in self._sizes:
             return None

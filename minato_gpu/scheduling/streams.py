@@ -133,8 +133,8 @@ class Streams(Composition):
         return oldest.first - bisect(self._past_end, oldest.first) <= self.next - self._lateness
 
     def compose(self, eager: bool) -> Compose | None:
-        """Takes the next batch; None if it is not ready. In strict order it holds as many tickets as are ready if
-        these are delivered one by one."""
+        """Takes the next batch; None if it is not ready. It is one ticket; in strict order, where tickets are delivered
+        one by one (``Policy.items``), all that are ready in turn, at most a lease of each worker."""
         tickets = self._first_ready(eager) if self._lateness else self._ready_in_turn()
         if not tickets:
             return None
