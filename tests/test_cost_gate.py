@@ -74,14 +74,9 @@ class Sleeping:
         return np.full(16, index)
 
 
-def second_epoch(cell: Cell, order: str, patch: pytest.MonkeyPatch, **more: Any) -> Cost:
+def second_epoch(cell: Cell, order: str, patch: pytest.MonkeyPatch, **more: Any) -> tuple[Cost, Counts]:
     """Run two epochs; ``more`` arguments for the loader."""
-    return _second_epoch(cell, order, patch, max(_BATCHES, 3 * cell.workers), more)[0]  # more than the window holds
-
-
-def _second_epoch(
-    cell: Cell, order: str, patch: pytest.MonkeyPatch, batches: int, more: dict[str, Any]
-) -> tuple[Cost, Counts]:
+    batches = max(_BATCHES, 3 * cell.workers)  # more than the window holds
     costs_s = cell.costs_s(batches * BATCH_SIZE)
     bound_s = float(costs_s.sum()) / cell.workers
     lockstep = Lockstep(cell.workers, patch)
@@ -118,7 +113,7 @@ def _second_epoch(
 
 @pytest.mark.parametrize(("cell", "order"), LIMITS, ids=[f"{cell.name}, {order}" for cell, order in LIMITS])
 def test_what_a_sample_costs(cell: Cell, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cost, limit = second_epoch(cell, order, monkeypatch), LIMITS[cell, order]
+    (cost, _), limit = second_epoch(cell, order, monkeypatch), LIMITS[cell, order]
     for name in Cost._fields:
         found, most = getattr(cost, name), getattr(limit, name)
         assert found <= most, f"{name}: {found:.4g}, and at most {most:.4g} were allowed; all: {cost}"
@@ -127,7 +122,7 @@ def test_what_a_sample_costs(cell: Cell, order: str, monkeypatch: pytest.MonkeyP
 def test_an_epoch_ends_when_its_work_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases become shorter towards the end of an epoch, whether or not the next one follows: no slot is left with a
     long one. (With leases of one length, the end would cost 0.13; with the 8 workers of the first cell above 0.03.)"""
-    cost = second_epoch(Cell(32, 3, "half"), "in order", monkeypatch)
+    cost, _ = second_epoch(Cell(32, 3, "half"), "in order", monkeypatch)
     assert cost.lost <= 0.01
 
 
@@ -137,16 +132,14 @@ def test_an_epoch_ends_when_its_work_does(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_budget_leaves_no_slot_without_work(order: str, batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are as short as the memory that all slots share; the window would hold 16 batches."""
     budget = batches * BATCH_SIZE * np.full(16, 0).nbytes
-    cost = second_epoch(Cell(8, 3, "half"), order, monkeypatch, host_memory_budget=budget)
+    cost, _ = second_epoch(Cell(8, 3, "half"), order, monkeypatch, host_memory_budget=budget)
     assert cost.lost <= 0.005
 
 
 def test_a_collate_fn_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is joined by the worker that has prepared all of it: no sample is laid down for another, nor told by
     itself."""
-    cost, counts = _second_epoch(
-        Cell(8, 3, "half"), "in order", monkeypatch, _BATCHES, {"collate_fn": lambda samples: np.stack(samples)}
-    )
+    cost, counts = second_epoch(Cell(8, 3, "half"), "in order", monkeypatch, collate_fn=np.stack)
     assert counts.tasks["collate"] <= 0.1 * _BATCHES
     assert cost.training <= 7.8 and cost.workers <= 4.9 and cost.lost <= 0.015
 
@@ -155,7 +148,7 @@ def test_a_run_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = []
     for _ in range(2):
         with monkeypatch.context() as patch:
-            costs.append(_second_epoch(Cell(4, 3, "tail", 0.9), "bounded", patch, 30, {})[0])
+            costs.append(second_epoch(Cell(4, 3, "tail", 0.9), "bounded", patch)[0])
     assert costs[0] == costs[1] and costs[0].training > 0
 
 
@@ -171,7 +164,7 @@ def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
             _ = scheduler.room
             scheduler.wake_at()
 
-    return calls_of(hear_again, of_c=False) / samples
+    return calls_of(hear_again) / samples
 
 
 @pytest.mark.parametrize("case", SCHEDULER_LIMITS, ids=lambda case: f"{case.name}, {case.max_lateness} late")
@@ -185,6 +178,6 @@ def test_what_a_batch_costs_without_workers(batch_size: int, limit: int) -> None
     """Of samples that cost nothing: some calls for a batch, and not more than one for each sample."""
     keys: Any = range(200 * batch_size)
     epochs = [iter(DataLoader(keys[: batches * batch_size], batch_size, collate_fn=tuple)) for batches in (100, 200)]
-    short, long = (calls_of(lambda epoch=epoch: deque(epoch, 0), of_c=False) for epoch in epochs)  # type: ignore[misc]
+    short, long = (calls_of(lambda epoch=epoch: deque(epoch, 0)) for epoch in epochs)  # type: ignore[misc]
     found = (long - short) / 100
     assert found <= limit, f"{found:.4g} calls"

@@ -294,7 +294,7 @@ class _Borrowing(FakeDevice):
     """What is made there lies in another library's memory; to give it back may stop a thread."""
 
     def adopt(self, value: Any) -> torch.Tensor:
-        return super().adopt(Foreign(self, value, blocks=True))
+        return super().adopt(Foreign(self, value))
 
 
 def borrowed(device: FakeDevice, maker: FakeDevice | None = None) -> list[Any]:

@@ -50,8 +50,7 @@ class WatchedBarrier:
     def release(self) -> None:
         self._events.append(FENCE)
 
-    def __enter__(self) -> None:
-        self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -49,12 +49,12 @@ def painted(folder: Path, orientation: int = 1) -> dict[str, Any]:
     }
 
 
-def on_lane(pipeline: Any, lane: str, item: Any, seed: int = 0) -> Any:
+def on_lane(pipeline: Any, lane: str, item: Any) -> Any:
     if lane == "cpu":
-        return pipeline.run(item, seed)
+        return pipeline.run(item, 0)
     split = pipeline.host_prefix
     executor = DeviceExecutor(pipeline, split)
-    result = executor.run([(pipeline.run(item, seed, stop=split), seed)])[0]
+    result = executor.run([(pipeline.run(item, 0, stop=split), 0)])[0]
     executor.close()
     assert not isinstance(result, StageError), result
     return result

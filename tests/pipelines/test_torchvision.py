@@ -293,10 +293,9 @@ def plus_ten(target: int) -> int:
 class Boxes(torch.utils.data.Dataset[Any]):
     """A detection data set of the user's own, whose ``transforms`` gets the target too."""
 
-    def __init__(self, folder: Path, transforms: Any = None, transform: Any = None) -> None:
+    def __init__(self, folder: Path, transforms: Any) -> None:
         self.paths = sorted(map(str, folder.glob("*/*.jpg")))
         self.transforms = transforms
-        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -305,8 +304,6 @@ class Boxes(torch.utils.data.Dataset[Any]):
         image = opened(self.paths[index])
         boxes = tv_tensors.BoundingBoxes([[5, 5, 100, 100]], format="XYXY", canvas_size=image.size[::-1])
         target = {"boxes": boxes, "labels": torch.tensor([index])}
-        if self.transform is not None:
-            return self.transform(image)
         return (image, target) if self.transforms is None else self.transforms(image, target)
 
 

@@ -96,22 +96,21 @@ class Block:
 class Foreign:
     """What another library (CuPy, DALI) has made, in memory of its own: PyTorch borrows it, and copies nothing.
 
-    Once the last tensor on it has died, its library uses the memory again, at once and on streams that nobody knows;
-    ``blocks``: and waits for the whole device first, in whichever thread dropped that tensor. Made on the device that
-    is the calling thread's current one, whatever stream is.
+    Once the last tensor on it has died, its library waits for the whole device, in whichever thread dropped that
+    tensor, and uses the memory again, on streams that nobody knows. Made on the device that is the calling thread's
+    current one, whatever stream is.
     """
 
-    def __init__(self, device: FakeDevice, value: Any, *, blocks: bool = False) -> None:
+    def __init__(self, device: FakeDevice, value: Any) -> None:
         array = np.ascontiguousarray(value)
         self.device = device.everyone[device.current_device]
-        self.dtype, self.shape, self.blocks = array.dtype, array.shape, blocks
+        self.dtype, self.shape = array.dtype, array.shape
         self.block = Block(array.nbytes, self.device.current, self.device, foreign=True)
         self.block.memory[:] = array.reshape(-1).view(np.uint8)
 
     def let_go(self) -> None:
         """Nobody holds it any more."""
-        if self.blocks:
-            self.device.waits("a deleter")
+        self.device.waits("a deleter")
         self.block.memory[:] = CANARY
 
 

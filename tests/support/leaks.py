@@ -49,9 +49,9 @@ class Snapshot:
     descriptors: Counter[str]
 
 
-def threads_since(before: Iterable[threading.Thread], name: str = "minato-") -> list[str]:
-    """Names, with this beginning, of threads that were not there ``before``: other tests may have left some."""
-    return [thread.name for thread in {*threading.enumerate()} - {*before} if thread.name.startswith(name)]
+def threads_since(before: Iterable[threading.Thread]) -> list[str]:
+    """Names of the package's threads that were not there ``before``: other tests may have left some."""
+    return [thread.name for thread in {*threading.enumerate()} - {*before} if thread.name.startswith("minato-")]
 
 
 def take_snapshot(*, descriptors: bool = True) -> Snapshot:

@@ -20,16 +20,8 @@ CLEAN = "print('cleaned up', flush=True)"
 class Ran:
     """A script that has run under analysis: what it left, said, and how it ended."""
 
-    def __init__(
-        self,
-        folder: Path,
-        body: str,
-        *arguments: str,
-        seconds: float = 0.5,
-        loader: int | None = None,
-        verify_s: float = 0.0,
-    ) -> None:
-        order = ScriptOrder(written(folder, body), arguments, str(folder), seconds, loader=loader, verify_s=verify_s)
+    def __init__(self, folder: Path, body: str, *arguments: str, seconds: float = 0.5, verify_s: float = 0.0) -> None:
+        order = ScriptOrder(written(folder, body), arguments, str(folder), seconds, verify_s=verify_s)
         program = Program("minato_gpu.lab.analysis.child", order.text(), at_once=True)
         self.said, self.errors = program.communicate()
         self.code = program.returncode

@@ -19,9 +19,9 @@ from tests.lab.analysis.conftest import a_profile
 BATCHES = 40
 
 
-def phase(batch_s: float, wait_s: float = 0.0, spread: float = 0.01) -> Phase:
+def phase(batch_s: float, wait_s: float = 0.0) -> Phase:
     """Batches that take so long, alternately a little more and less."""
-    each = tuple(batch_s * (1 + spread * (-1) ** number) for number in range(BATCHES))
+    each = tuple(batch_s * (1 + 0.01 * (-1) ** number) for number in range(BATCHES))
     return Phase(BATCHES, sum(each), wait_s * BATCHES, each)
 
 
