@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu import DataLoader
+from tests.contracts.cached import Files, write_files
 from tests.support import reference
 from tests.support.device_batches import Fake, consume, fake
 from tests.support.numbers import PIPELINE, Numbers
@@ -23,26 +23,6 @@ __all__ = ["fake"]
 ELSEWHERE = {"nodes", "reads.peers", "reads.urls", "share"}
 ONE_OF_SEVERAL = {"lanes", "stalls"}  # their keys are names of lanes, and of causes
 LEAVES = {"causes"}
-
-
-class Files:
-    """A file for each sample."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = [folder / f"{number}.bin" for number in range(40)]
-        for path in self.paths:
-            path.write_bytes(b"1234")
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def source(self, key: int) -> Source:
-        return Source(str(self.paths[key]))
-
-    def __getitem__(self, key: int) -> Any:
-        if key == 7:
-            raise OSError("bad sector")
-        return np.array(read_bytes(self.source(key)))
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -58,7 +38,8 @@ def test_every_argument_is_there() -> None:
 
 def test_every_key_of_stats_is_there(tmp_path: Path, fake: Fake) -> None:
     pytest.importorskip("prometheus_client")
-    files: Any = Files(tmp_path)
+    files: Any = Files(write_files(tmp_path / "files"))
+    (tmp_path / "files" / "7.bin").unlink()
     device = fake()
     cache: Any = {"cache": {"memory": "1MB", "disk": "100MB"}, "cache_dir": tmp_path / "cache"}
     loaders = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from minato_gpu.lab.analysis.profile import Profile, Storage
 
@@ -33,9 +32,3 @@ def a_profile(**changes: object) -> Profile:
         "overlap": True,
     }
     return Profile(**{**values, **changes})  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def profile() -> Profile:
-    """See ``a_profile``."""
-    return a_profile()

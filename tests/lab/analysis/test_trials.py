@@ -13,6 +13,7 @@ from minato_gpu.lab.analysis.phases import SHARES, TimeBox
 from minato_gpu.lab.analysis.predict import answer, points
 from minato_gpu.lab.analysis.profile import CannotTry, Profile, Setting, Trial
 from minato_gpu.lab.analysis.trials import Trials
+from tests.lab.analysis.conftest import a_profile
 
 BATCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
 STEP_S = 2.0
@@ -63,8 +64,8 @@ def _run(subject: Subject, tried: Trials) -> None:
 
 
 @pytest.fixture
-def small(profile: Profile) -> Profile:
-    return replace(profile, samples=16, batch_size=4, workers=0, storage=None, persistent=False, cores=1)
+def small() -> Profile:
+    return a_profile(samples=16, batch_size=4, workers=0, storage=None, persistent=False, cores=1)
 
 
 def test_every_setting_is_tried_once_and_the_run_as_it_is_first(small: Profile) -> None:
@@ -125,9 +126,9 @@ def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) ->
     assert all(bool(trial.epoch_s) != bool(trial.why_not) for trial in tried.found)
 
 
-def test_where_bytes_come_from_storage_only_what_was_seen_is_read(profile: Profile) -> None:
+def test_where_bytes_come_from_storage_only_what_was_seen_is_read() -> None:
     subject = Subject(keys=[*BATCHES, *BATCHES])
-    tried, _ = _trials(subject, replace(profile, samples=32, batch_size=4, workers=1), 1e6)
+    tried, _ = _trials(subject, a_profile(samples=32, batch_size=4, workers=1), 1e6)
     _run(subject, tried)
     assert tried.found[0].epoch_s == 8 * (4 + STEP_S)
     assert subject.taken[0] == 4  # the others' files are not known, and may be in memory

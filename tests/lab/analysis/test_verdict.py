@@ -41,6 +41,11 @@ def profile(
     return a_profile(**{**usual, **more})
 
 
+def without_cold(made: Profile) -> Profile:
+    """The profile, without the phase in which bytes come from storage."""
+    return replace(made, phases={name: each for name, each in made.phases.items() if name != "cold"})
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 SECONDS = st.floats(1e-6, 1e3)
@@ -96,16 +101,14 @@ def test_batches_that_come_in_rounds_of_workers_are_no_noise() -> None:
 
 def test_parts_that_were_not_measured_are_said() -> None:
     made = profile()
-    without = {name: each for name, each in made.phases.items() if name != "cold"}
-    found = broken_down(replace(made, phases=without))
+    found = broken_down(without_cold(made))
     assert found is not None and not found.parts["fetch"].is_known
     assert broken_down(replace(made, phases={"warm": made.phases["warm"]})) is None
     assert broken_down(replace(made, phases={**made.phases, "compute": Phase(0, 0.0, 0.0)})) is None
 
 
 def test_rows_say_what_is_unknown_and_what_is_noise() -> None:
-    made = profile(0.1, 0.3)
-    made = replace(made, phases={name: each for name, each in made.phases.items() if name != "cold"})
+    made = without_cold(profile(0.1, 0.3))
     alone = {row["part"]: row for row in part_rows(of_ranks([made]))}
     assert all("rank" not in row for row in alone.values()) and "waiting for other ranks" not in alone
     assert alone["compute"]["share"] == pytest.approx(1 / 3) and alone["compute"]["ms_a_batch"] == pytest.approx(100)
@@ -202,6 +205,4 @@ def test_nothing_measured_is_no_verdict() -> None:
 
 
 def test_what_storage_costs_is_not_known() -> None:
-    made = profile()
-    without = {name: each for name, each in made.phases.items() if name != "cold"}
-    assert "storage was not" in verdict([replace(made, phases=without)]).sentence
+    assert "storage was not" in verdict([without_cold(profile())]).sentence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterator
 from itertools import count
@@ -21,6 +20,7 @@ from minato_gpu.lab.analysis.ranks import Lockstep, Ranks
 from minato_gpu.lab.analysis.standalone import Level
 from minato_gpu.lab.analysis.stopwatch import NoteBook, Stopwatch, Watched, watched, watched_pipeline
 from minato_gpu.lab.analysis.subject import Subject
+from tests.lab.analysis.scripts import data
 
 
 class Files:
@@ -50,10 +50,7 @@ class Stream(IterableDataset[int]):
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[str]:
-    found = [tmp_path / f"{number}.bin" for number in range(8)]
-    for number, path in enumerate(found):
-        path.write_bytes(bytes([number]) * 5000)
-    return [str(path) for path in found]
+    return sorted(map(str, Path(data(tmp_path / "data", 8, 5000)).iterdir()))
 
 
 @pytest.fixture
@@ -164,10 +161,7 @@ def test_arguments_are_kept_but_for_what_stays(tmp_path: Any) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> list[str]:
-    found = [tmp_path / f"{number}.bin" for number in range(40)]
-    for path in found:
-        path.write_bytes(os.urandom(20_000))
-    return [str(path) for path in found]
+    return sorted(map(str, Path(data(tmp_path / "data", 40, 20_000)).iterdir()))
 
 
 def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None:
