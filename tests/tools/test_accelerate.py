@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,9 +19,7 @@ from tests.support.programs import RANKS, results_of_ranks
 @pytest.fixture(scope="module")
 def program() -> Any:
     """What the ranks run."""
-    from tests.tools import accelerate_program
-
-    return accelerate_program
+    return importlib.import_module("tests.tools.accelerate_program")
 
 
 @pytest.fixture(scope="module")
@@ -48,56 +46,41 @@ def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]]
         assert rank["resumed"]["batches_delivered"] == batches - program.LEFT_AT
 
 
-@pytest.fixture
-def accelerator() -> Iterator[Any]:
-    """An Accelerator of this process alone."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
-
-    yield Accelerator(cpu=True)
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
+def prepared(accelerate: Any, loader: DataLoader[Any], **configuration: bool) -> Any:
+    """The loader, prepared by an Accelerator of this process alone."""
+    config = accelerate.utils.DataLoaderConfiguration(**configuration)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
+    return importlib.import_module("minato_gpu.accelerated").prepare(accelerator, loader)
 
 
-def test_prepare_alone_is_refused(accelerator: Any) -> None:
+def test_prepare_alone_is_refused(accelerate: Any) -> None:
     """It would replace the loader by torch's without a word."""
     loader = DataLoader(Costly(8), 2)
     with pytest.raises(TypeError, match=r"minato_gpu\.accelerated\.prepare"):
-        accelerator.prepare(loader)
+        accelerate.Accelerator(cpu=True).prepare(loader)
 
 
-def test_skipping_batches_would_lose_the_pipeline(accelerator: Any) -> None:
+def test_skipping_batches_would_lose_the_pipeline(accelerate: Any) -> None:
     """As the Trainer does that resumes in the middle of an epoch: PyTorch's loader would deliver raw fields."""
-    from accelerate import skip_first_batches
-
-    from minato_gpu.accelerated import prepare
-
-    plain, piped = (prepare(accelerator, DataLoader(Numbers(), 50, pipeline=each)) for each in (None, PIPELINE))
-    assert len(list(skip_first_batches(plain, 1))) == len(list(piped)) - 1 == 2
+    plain, piped = (prepared(accelerate, DataLoader(Numbers(), 50, pipeline=each)) for each in (None, PIPELINE))
+    assert len(list(accelerate.skip_first_batches(plain, 1))) == len(list(piped)) - 1 == 2
     with pytest.raises(RuntimeError, match=r"without its pipeline.*ignore_data_skip=True"):
-        list(skip_first_batches(piped, 1))
+        list(accelerate.skip_first_batches(piped, 1))
 
 
-def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:
-    from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration
-
-    from minato_gpu.accelerated import prepare
-
+def test_a_data_set_that_workers_iterate(accelerate: Any) -> None:
     with pytest.raises(ValueError, match="dispatch_batches=False"):
-        prepare(accelerator, DataLoader(Streams([6]), 2, num_workers=1))
-    apart: Any = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
-    prepared = prepare(apart, DataLoader(Streams([6]), 2, num_workers=1))
-    assert [batch[:, 1].tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
-    assert prepared.stats()["batches_delivered"] == 3
+        prepared(accelerate, DataLoader(Streams([6]), 2, num_workers=1))
+    loader = prepared(accelerate, DataLoader(Streams([6]), 2, num_workers=1), dispatch_batches=False)
+    assert [batch[:, 1].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    assert loader.stats()["batches_delivered"] == 3
 
 
-def test_training_that_draws_goes_on(accelerator: Any) -> None:
+def test_training_that_draws_goes_on(accelerate: Any) -> None:
     """Accelerate reads a batch ahead, and training has drawn for all before it: a state has the generator as it is."""
-    from minato_gpu.accelerated import prepare
 
     def trained(state: Any = None, stop: int | None = None) -> Any:
-        loader = prepare(accelerator, DataLoader(Made(16, draw), 4, shuffle=True, num_workers=1, collate_fn=list))
+        loader = prepared(accelerate, DataLoader(Made(16, draw), 4, shuffle=True, num_workers=1, collate_fn=list))
         if state is not None:
             loader.load_state_dict(state)
         got: list[Any] = []
@@ -116,17 +99,12 @@ def test_training_that_draws_goes_on(accelerator: Any) -> None:
     assert got + trained(state) == reference
 
 
-def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
+def test_epochs_that_are_left_early_go_on(accelerate: Any) -> None:
     """Accelerate does not count them: its sampler draws the same order again, and a resume goes on in that."""
-    from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration
-
-    from minato_gpu.accelerated import prepare
-
-    seedable: Any = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 
     def trained(steps: list[int], state: Any = None) -> Any:
-        loader = prepare(seedable, DataLoader(Made(16, torch.tensor), 2, shuffle=True))
+        data = DataLoader(Made(16, torch.tensor), 2, shuffle=True)
+        loader = prepared(accelerate, data, use_seedable_sampler=True)
         if state is not None:
             loader.load_state_dict(state)
         got = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,6 @@ def _run(heading: str, names: dict[str, Any], folder: Path) -> dict[str, Any]:
     for example in pages.examples(PAGE, heading):
         pages.run(example, names, folder)
     return names
-
-
-@pytest.fixture
-def accelerate() -> Iterator[Any]:
-    """The package, whose state is put back."""
-    found = pytest.importorskip("accelerate")
-    yield found
-    found.state.AcceleratorState._reset_state(True)
-    found.state.GradientState._reset_state()
 
 
 def test_changing_the_import_is_enough(tmp_path: Path) -> None:
