@@ -284,7 +284,7 @@ class Epochs:
 def _more(epoch: Epoch, first: Drawn, most: int) -> tuple[Drawn, BaseException | None]:
     """Draws up to ``most`` batches of one sample each, beginning with ``first``.
 
-    Returns them as one, and the sampler's error.
+    Returns them as one, and the sampler's error, if any.
     """
     keys, counts, error = [*first.keys], [*(first.occurrences or (0,))], None
     try:

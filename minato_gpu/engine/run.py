@@ -136,7 +136,7 @@ class Run:
     # --- what lanes report ----------------------------------------------------------------------------------
 
     def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
-        """Takes in a lane's report on a chunk. ``shown`` is the log of the epoch that is delivered."""
+        """Takes in a lane's report on a chunk. ``shown`` is the log of the epoch that is delivered, if any is."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
         flight = self.scheduler.flights[report.chunk]

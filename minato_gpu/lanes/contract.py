@@ -69,7 +69,10 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Says at which ``splits`` (split points) samples find everything built. Sent when it changes."""
+    """Says at which split points the lane can continue samples at once, as all that they need is built.
+
+    Sent when that changes.
+    """
 
     splits: frozenset[int]
 
@@ -153,8 +156,8 @@ Message = Report | Opened | Retired | Broken | Offers | KeptSamples | Recalled |
 class Lane(Protocol):
     """A place where work happens. All members are for one thread at a time: whoever holds the engine's lock.
 
-    Lanes are subclasses. A method without a body here each must have, or mypy says that it is abstract; a command that
-    returns here is one that a lane may leave out, as it can do nothing about it.
+    Lanes are subclasses. Each has its own of every method that has no body here, or mypy says that it is abstract. A
+    command that only returns here may be left out, where a lane can do nothing about it.
 
     ``name``: what it is called, in messages to the scheduler and to people; no other lane of the loader has this name.
     ``kind``: ``CPU`` or ``DEVICE`` (scheduling/messages.py), whose costs apply to its work. ``slots``: how many
@@ -240,8 +243,9 @@ class Lane(Protocol):
         return
 
     def owner_of(self, worker: int) -> int | None:
-        """Returns the owner of what this worker stores in this host's memory (``Blob.worker``); None if nothing ends
-        with it.
+        """Returns the owner of what this worker stores in this host's memory (``Blob.worker``).
+
+        None if what it has stored does not end with it.
 
         Workers are numbered lane by lane, owners over all lanes.
         """

@@ -29,7 +29,8 @@ class FieldKeeper:
         self._keepable = KeepableFields(pipeline)
 
     def run(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Value:
-        """Prepares the sample that AT_HAND is about from what the data set returned. Raises as ``Pipeline.run``."""
+        """Prepares a sample from what the data set returned, and from kept fields, if ``AT_HAND`` (sources/reading.py)
+        has some for it. Raises as ``Pipeline.run``."""
         given = None if AT_HAND.fields is None else self._keepable.given(fields)
         if given is not None:
             with suppress(Exception):  # it fails without a cache as well, or is no failure there

@@ -131,9 +131,10 @@ class Leases:
         return [self._take(lease, done) for lease, done in reversed(found)] if found else []
 
     def low(self, slots: int) -> int:
-        """Returns the number of the lease at whose end half of what waits for ``slots`` workers will have been taken.
+        """Returns the chunk of the lease at whose end half of those beyond one for each of ``slots`` workers are taken.
 
-        0 if that is not much, or some are of a run that was given up: numbers start anew with each run.
+        0, so that each end counts, if these are fewer than two, or some are of a run that was given up: numbers start
+        anew with each run.
         """
         half = (len(self._leases) - slots) // 2
         if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:

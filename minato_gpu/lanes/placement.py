@@ -125,7 +125,7 @@ class Placement:
     def unsent(self, task: Task, number: int, outcome: TicketOutcome, error: Exception) -> TicketOutcome:
         """Discards an outcome that could not be sent, of sample ``number`` of the task, or of a batch.
 
-        Returns an outcome with the failure: the text of a sample may be more than the worker has memory for.
+        Returns an outcome with the failure instead. (Text and bytes of a sample may be more than there is memory for.)
         """
         item = outcome.item
         inner = item.item if isinstance(item, Yielded) else item
@@ -137,7 +137,7 @@ class Placement:
         return outcome._replace(item=replace(item, item=failed) if isinstance(item, Yielded) else failed)
 
     def _learn(self, progress: LeaseProgress, sample: Value) -> None:
-        """Describes the sample to the engine as long as that does not know the layout."""
+        """Has the sample's layout reported, once in a task, while the engine knows none."""
         if progress.task.layout == b"" and not progress.has_described:
             if self._learned is None:
                 self._learned = _described(sample)

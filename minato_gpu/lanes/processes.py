@@ -8,7 +8,7 @@ A replacement must not be forked from the parent, which runs threads by then. Wi
 is there for this alone (spawner.py), forked at the start where workers are replaced at all. With another start method
 the context given starts it.
 
-Rejected: to let those fork all workers. One fork after another costs an eighth of the time to the first batch.
+Rejected: to let that process fork all workers. One fork after another costs an eighth of the time to the first batch.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class Workers:
         os.eventfd_write(self._bell, 1)  # a spawner that is gone would have nobody ask for news
 
     def kill(self, number: int, hung: str) -> None:
-        """Kills this worker at once."""
+        """Kills this worker at once; ``hung`` says what it was at, and comes with its ``Exit``."""
         if number in self._running:
             self._hung[number] = hung
             if self._running[number].exitcode is None:  # its process id may be another's already

@@ -78,7 +78,7 @@ class Seeder:
 
     def moved(self) -> bool:
         """Returns whether anything has drawn from the generators, or seeded them, since ``begin_unseeded`` or the last
-        ``seed``, as far as that is looked at. If so, all later samples are seeded."""
+        ``seed``; False where the second set was not seeded with them. If so, all later samples are seeded."""
         same = not self._in_step or (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()
@@ -104,7 +104,7 @@ class Seeder:
             show_initial_seed(self._shown)
 
     def seed_batch(self, seed: int) -> None:
-        """Seeds for what joins a batch."""
+        """Seeds for the ``collate_fn`` that joins a batch."""
         self._in_step = False
         seed_generators(seed)
         if self._shown is not None:

@@ -2,7 +2,8 @@
 
 A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on from its own state. Any other stream is
 read again from its beginning, and as many batches as were delivered are dropped; that can be broken off at any sample.
-A stream that raised cannot be read again, nor one that draws from global generators beside others that do.
+A stream that raised cannot be read again, nor one that draws from a global generator where other code draws from that,
+too: a ``collate_fn`` of the user's or, without workers, the training loop.
 
 Nobody can ask a worker for a state that is past, so it tells its own every ``snapshot_every_n_steps`` batches. What
 came since is then read again (as in torchdata's loader between its snapshots).
@@ -86,7 +87,7 @@ class StreamState(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state, if it was reported with the last batch."""
+        """Bytes of the state, if it was reported with the last batch; else 0."""
         return 0 if self.state is None or self.since else len(self.state)
 
 

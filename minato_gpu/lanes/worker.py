@@ -190,7 +190,10 @@ class Worker:
         self._go_on(progress, piece, 0, lambda at: self._fetch(task), lambda at, item: item, to_end=False)
 
     def _fetch(self, task: Task) -> Item:
-        """Returns the next batch of the worker's own stream, as PyTorch's worker would fetch it."""
+        """Returns the next batch of the worker's own stream, as PyTorch's worker would fetch it, or its failure.
+
+        With the stream's state, where there is one to report; at the stream's end a ``Yielded`` without a batch.
+        """
         item: Stored | Failure | None = None
         failed = False  # so that nobody knows how far into the batch
         try:

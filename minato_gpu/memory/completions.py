@@ -240,7 +240,7 @@ class Bell:
     ) -> None:
         """Reports tickets from ``begin`` on as finished (see ``Completions.record``).
 
-        Rings if somebody waits for some of them, and as many as that needs are finished now.
+        Rings if these complete what somebody waits for (``await_tickets``).
         """
         stop, words, completions = begin + len(took), self._words, self._completions
         completions.record(begin, took, end, elapsed, worker, locations)

@@ -51,7 +51,7 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a sample."""
+    """One array, tensor, number or text of a sample."""
 
     kind: str  # tensor, array, scalar (Python or NumPy), or object (strings, bytes)
     type: type

@@ -73,9 +73,9 @@ class PrivateFolder:
         return listening
 
     def connect(self, name: int | str, timeout: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Connects to the process that listens there.
+        """Connects to the socket of this name, within ``timeout`` seconds.
 
-        Raises FolderRefused if another user's has answered, else OSError.
+        Raises FolderRefused if another user's process has answered, else OSError.
         """
         connection = socket.socket(socket.AF_UNIX, kind)
         try:
@@ -89,7 +89,7 @@ class PrivateFolder:
         return connection
 
     def remove_stale(self, pid: int, *, own: bool = False) -> None:
-        """Removes the socket of a process that has ended, if this is one. ``own``: it had the caller's number."""
+        """Removes the socket named ``pid`` if its process has ended. ``own``: the caller has the same number now."""
         if not own and Path(f"/proc/{pid}").exists():  # it may be about to listen
             return
         try:

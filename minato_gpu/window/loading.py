@@ -119,7 +119,7 @@ class Loading:
 def _rows_load(layout: Layout, size: int, parts: Sequence[Part], objects: list[list[Value]]) -> RowsLoad:
     """Returns a load of rows.
 
-    It is a function so that, once the load is submitted, nothing but that keeps what is on the device.
+    It is a function so that, once the load is submitted, nothing else keeps what is on the device.
     """
     runs: list[CopyRange] = []
     on_device: list[DeviceRow] = []

@@ -5,8 +5,8 @@ process lane, and sends that lane's messages and samples. A session ends with it
 the loader's machine answers nothing for a minute; its workers end with it.
 
 Leases, deaths, hangs and revocation are settled by the lane there. Samples that fit rows are written into a slab of the
-session's and sent from there. Sending waits while the loader takes nothing; tasks that would take more than
-``node_budget`` bytes of rows wait for others to end, as long as every worker has one.
+session's and sent from there. Sending waits while the loader takes nothing. Once the tasks that workers have take
+``node_budget`` bytes of rows, others wait for them to end, as long as every worker has one.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ class AgentSession:
 
 
 def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *, tied: bool = False) -> None:
-    """Listens there until this process is ended. ``cores``: workers that a loader may have (0: one a core).
-    ``listening`` is called with the address. ``tied``: it ends when standard input is closed.
+    """Listens at ``host`` and ``port`` until this process is ended. ``cores``: workers that a loader may have (0: one a
+    core). ``listening`` is called with the address. ``tied``: it ends when standard input is closed.
 
     Raises ValueError where the environment has no token, OSError where the port is taken.
     """
