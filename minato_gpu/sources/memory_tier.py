@@ -78,10 +78,11 @@ class MemoryTier:
         self._at += max(0, self._parts - parts)  # accesses that there are in the orders
         return [part * self._samples + sample if part < self._parts else NO_ITEM for part in range(parts)]
 
-    def access(self, item: int, key: Key) -> tuple[int, Copy | None]:
-        """Notes that an item is wanted. Returns the access' position, and the copy of its source; None: a miss.
+    def access(self, key: Key) -> tuple[int, Copy | None]:
+        """Notes that a source is wanted. Returns the access' position, and the copy of it; None: a miss.
 
-        The copy of another source that the item had before is no hit; it stays until the new one is offered.
+        The copy may be another item's: samples may have a source in common. That of another source of the same item is
+        no hit; it stays until the new one is offered.
         """
         now = self._at
         self._at += 1

@@ -162,7 +162,7 @@ class Service:
         """Takes the bytes from the tier in memory, if it has them. Returns whether it has."""
         if self._memory is None or each.item == NO_ITEM:
             return False
-        each.at, copy = self._memory.access(each.item, each.key)
+        each.at, copy = self._memory.access(each.key)
         if copy is not None:
             self._pass(each)
         return copy is not None and each.take(copy)

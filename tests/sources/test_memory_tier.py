@@ -58,7 +58,7 @@ class Books:
     def wanted(self, item: int, key: Key, nbytes: int = SIZE) -> bool:
         if item == NO_ITEM:
             return False
-        now, copy = self.tier.access(item, key)
+        now, copy = self.tier.access(key)
         if copy is None:
             self.offered(item, key, now, nbytes)
             return False
@@ -107,8 +107,8 @@ def test_what_was_missed_before_the_policy_changed_is_not_taken_for_over() -> No
     books.tier.begin(Begun(0, None, 1))
     for each in (0, 1):
         books.read(each, (key(each),))
-    ((item, _),) = books._items(2, (key(2),))
-    late, _ = books.tier.access(item, key(2))
+    books.tier.items(2, 1)
+    late, _ = books.tier.access(key(2))
     books.tier.begin(Begun(1, Rotated(4), 2))
     assert list(books.tier.items(2, 1)) == [2]
     assert books.tier.counts()["policy"] == "next-use"
@@ -144,7 +144,7 @@ def test_any_course(data: st.DataObject) -> None:
             books.read(sample, keys, data.draw(SIZES))
         elif step == "miss":
             for item, each in books._items(sample, keys):
-                if item != NO_ITEM and (found := books.tier.access(item, each))[1] is None:
+                if item != NO_ITEM and (found := books.tier.access(each))[1] is None:
                     late.append((item, each, found[0]))
         elif step == "late" and late:
             books.offered(*late.pop(data.draw(st.integers(0, len(late) - 1))), data.draw(SIZES))
