@@ -45,11 +45,11 @@ class PinnedArena:
         self._address = int(np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0])
 
     def allocate(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """Returns the offset of a new block in the arena, and the array that owns it."""
+        """Returns the offset of a new block in the arena, and the array that owns it: uint8 (nbytes,)."""
         return self._loans.allocate(self.arena, nbytes)
 
     def clear(self) -> None:
-        """Resets ``issued_fd``: not readable until the next copy is issued."""
+        """Resets ``issued_fd``: not readable until a device writes it again."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.issued_fd)
 

@@ -5,7 +5,8 @@ copies for one batch; the host does not wait for them. What they read (a slab of
 micro-batch) is kept until the load's event has passed, which ``sweep`` asks.
 
 The batch that the device delivers next may always be loaded; others only as far as the budget has room. Until that next
-batch is loaded, its bytes are reserved in the budget, so that the device never holds more than the budget or one batch.
+batch is loaded, its bytes are reserved in the budget, so that batches alone never hold more than the budget or one of
+them (for samples see ``budget``).
 
 When the device has no memory for that batch: the pools free what they do not use; then the budget is halved, and
 samples and later batches leave the device while the load is tried again.
