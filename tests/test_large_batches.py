@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.pipeline.pipeline import DaliFragment, Field
-from tests.support.fake_device import LAZY_COPIES, FakeDevice
+from tests.support.device_batches import fake
+from tests.support.fake_device import FakeDevice
 from tests.support.numbers import COSTLY
 from tests.support.numbers import Numbers as Canaries
+
+__all__ = ["fake"]
 
 BATCH, BATCHES = 4, 16
 SIDE = {"fake": 20, "cuda": 2500}  # of a sample of float32: 25 MB on a GPU
@@ -73,10 +74,7 @@ def pipeline(side: int) -> Pipeline:
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDevice | None:
     """The fake device; None where it is a GPU, whose copies are slow then."""
     if request.param == "fake":
-        device = FakeDevice(LAZY_COPIES)
-        monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
-        return device
+        return cast("FakeDevice", request.getfixturevalue("fake")())
     copy = Accelerator.copy
 
     def slowly(self: Accelerator, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

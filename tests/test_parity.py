@@ -149,20 +149,19 @@ class TestValues:
         assert deviation(Field(object), reference, value) == apart
 
 
-class TestInPlace:
-    def test_what_the_cpu_changes_of_its_input_is_seen(self) -> None:
-        def in_place(fields: Fields, params: Params) -> Fields:
-            changed = fields["x"]
-            changed += 1
-            return {"y": changed * 2}
+def test_what_the_cpu_changes_of_its_input_is_seen() -> None:
+    def in_place(fields: Fields, params: Params) -> Fields:
+        changed = fields["x"]
+        changed += 1
+        return {"y": changed * 2}
 
-        device = CupyFunction(lambda xp, fields, params: {"y": (fields["x"] + 1) * 2})
-        stages = (Stage("change", ("x",), {"y": Field(np.int64, (2,))}, in_place, device),)
-        for inputs in (None, {"x": Field(np.int64, (2,))}):
-            sample = {"x": np.zeros(2, np.int64)}
-            results = parity.check(Pipeline(stages, outputs=("x", "y"), inputs=inputs), [sample], draws=2)
-            assert [result.max_deviation for result in results] == [1, 1]
-            assert sample["x"].tolist() == [0, 0], "the data set's own is left as it is"
+    device = CupyFunction(lambda xp, fields, params: {"y": (fields["x"] + 1) * 2})
+    stages = (Stage("change", ("x",), {"y": Field(np.int64, (2,))}, in_place, device),)
+    for inputs in (None, {"x": Field(np.int64, (2,))}):
+        sample = {"x": np.zeros(2, np.int64)}
+        results = parity.check(Pipeline(stages, outputs=("x", "y"), inputs=inputs), [sample], draws=2)
+        assert [result.max_deviation for result in results] == [1, 1]
+        assert sample["x"].tolist() == [0, 0], "the data set's own is left as it is"
 
 
 def test_what_cannot_be_compared_is_an_error() -> None:

@@ -173,8 +173,7 @@ def test_every_loader_delivers_the_same(data: Any, inline: dict[str, Any], setti
             torch.testing.assert_close(value, expected[number][name], rtol=0, atol=levels if name == "image" else 0)
 
 
-class TestErrors:
-    def test_a_picture_that_lies_on_its_side(self, tmp_path: Path) -> None:
-        item = painted(tmp_path, orientation=6)
-        with pytest.raises(StageError, match=r"90 x 130 pixels.*for 130 x 90; boxes must refer .* Exif orientation"):
-            object_detection.build().run(item, 0)
+def test_a_picture_that_lies_on_its_side(tmp_path: Path) -> None:
+    item = painted(tmp_path, orientation=6)
+    with pytest.raises(StageError, match=r"90 x 130 pixels.*for 130 x 90; boxes must refer .* Exif orientation"):
+        object_detection.build().run(item, 0)

@@ -155,9 +155,6 @@ def test_check_says_so(copy: Copy, old: str, new: str, said: str) -> None:
 # --- the photographs' pipeline: what it reads, how it draws, and what it refuses -----------------------------------
 
 
-SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
 @pytest.fixture(scope="module")
 def cat() -> Any:
     return example_photographs.photograph("chelsea.png")
@@ -169,41 +166,28 @@ def save(folder: Path, name: str, data: bytes) -> dict[str, Any]:
     return {"path": str(path), "label": 0}
 
 
-class TestSteps:
-    def test_a_sample_from_beginning_to_end(self, cat: Any, tmp_path: Path) -> None:
-        pipeline = image_classification.build(size=32)
-        sample = pipeline.run(save(tmp_path, "cat.jpg", example_photographs.jpeg(cat)), seed=3)
-        assert sample["image"].shape == (3, 32, 32)
-        assert sample["label"] == 0
-        fields = pipeline.fields_at(len(pipeline.stages))
-        assert all(fields[name].fixed for name in pipeline.outputs)
-        # A photograph of a ginger cat: red outweighs blue, so the channels are in the right order.
-        levels = sample["image"] * np.reshape(image_classification.STD, (3, 1, 1))
-        levels += np.reshape(image_classification.MEAN, (3, 1, 1))
-        assert levels[0].mean() > levels[2].mean() + 0.05
+def test_a_sample_from_beginning_to_end(cat: Any, tmp_path: Path) -> None:
+    pipeline = image_classification.build(size=32)
+    sample = pipeline.run(save(tmp_path, "cat.jpg", example_photographs.jpeg(cat)), seed=3)
+    assert sample["image"].shape == (3, 32, 32)
+    assert sample["label"] == 0
+    fields = pipeline.fields_at(len(pipeline.stages))
+    assert all(fields[name].fixed for name in pipeline.outputs)
+    # A photograph of a ginger cat: red outweighs blue, so the channels are in the right order.
+    levels = sample["image"] * np.reshape(image_classification.STD, (3, 1, 1))
+    levels += np.reshape(image_classification.MEAN, (3, 1, 1))
+    assert levels[0].mean() > levels[2].mean() + 0.05
 
 
-class TestBadFiles:
-    def bad(self, cat: Any) -> dict[str, bytes]:
-        whole = example_photographs.jpeg(cat)
-        progressive = example_photographs.jpeg(cat, progressive=True)
-        return {
-            "empty": b"",
-            "garbage": bytes(range(256)) * 20,
-            "header only": whole[:100],
-            "cut off": whole[: len(whole) // 2],
-            "cut off, progressive": progressive[: len(progressive) // 2],
-            "without end": whole[:-2],
-            "gif": b"GIF89a" + bytes(100),
-        }
-
-    def test_they_fail_while_reading_so_on_every_lane_alike(self, cat: Any, tmp_path: Path) -> None:
-        pipeline = image_classification.build(size=16)
-        for name, data in self.bad(cat).items():
-            fields = save(tmp_path, f"{name}.jpg", data)
-            with pytest.raises(StageError, match="stage 'read' failed: ValueError") as caught:
-                pipeline.run(fields, 0, stop=pipeline.host_prefix)
-            assert caught.value.origin.path == fields["path"]
+def test_bad_files_fail_while_reading_so_on_every_lane_alike(cat: Any, tmp_path: Path) -> None:
+    whole, progressive = (example_photographs.jpeg(cat, progressive=each) for each in (False, True))
+    cut_off = (whole[:100], whole[: len(whole) // 2], progressive[: len(progressive) // 2], whole[:-2])
+    pipeline = image_classification.build(size=16)
+    for data in (b"", bytes(range(256)) * 20, b"GIF89a" + bytes(100), *cut_off):
+        fields = save(tmp_path, "bad.jpg", data)
+        with pytest.raises(StageError, match="stage 'read' failed: ValueError") as caught:
+            pipeline.run(fields, 0, stop=pipeline.host_prefix)
+        assert caught.value.origin.path == fields["path"]
 
 
 NONSENSE: dict[Any, list[dict[str, Any]]] = {
@@ -235,17 +219,16 @@ def test_settings_that_mean_nothing_are_refused(module: Any, settings: dict[str,
         module.build(**settings)
 
 
-class TestImageFolder:
-    def test_labels_follow_the_sorted_folders(self, tmp_path: Path) -> None:
-        for name in ("b/two.JPG", "a/one.jpeg", "a/deeper/three.png", "a/notes.txt"):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).touch()
-        data = image_classification.dataset(tmp_path)
-        assert data.classes == ["a", "b"]
-        found = [(Path(data[n]["path"]).name, data[n]["label"]) for n in range(len(data))]
-        assert found == [("three.png", 0), ("one.jpeg", 0), ("two.JPG", 1)]
-        with pytest.raises(IndexError):
-            data[3]
+def test_labels_follow_the_sorted_folders(tmp_path: Path) -> None:
+    for name in ("b/two.JPG", "a/one.jpeg", "a/deeper/three.png", "a/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    data = image_classification.dataset(tmp_path)
+    assert data.classes == ["a", "b"]
+    found = [(Path(data[n]["path"]).name, data[n]["label"]) for n in range(len(data))]
+    assert found == [("three.png", 0), ("one.jpeg", 0), ("two.JPG", 1)]
+    with pytest.raises(IndexError):
+        data[3]
 
 
 def test_what_is_odd_is_the_same_on_both_lanes(tmp_path: Path) -> None:

@@ -86,18 +86,17 @@ class TestReading:
             speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
 
 
-class TestResampling:
-    @pytest.mark.parametrize(("up", "down"), [(10, 9), (10, 11), (1, 1), (1, 3), (2, 1), (320, 441), (3200, 4851)])
-    @pytest.mark.parametrize("length", [1, 7, 4001])
-    def test_both_implementations_are_scipys(self, up: int, down: int, length: int) -> None:
-        audio = noise(length / RATE)
-        params = {"up": np.int32(up), "down": np.int32(down)}
-        expected = scipy.signal.resample_poly(audio, up, down)
-        got = speech_resampling.resample({"audio": audio}, params)["audio"]
-        assert np.array_equal(got, expected)
-        got = speech_resampling.resample_on_device(np, {"audio": audio}, params)["audio"]
-        assert got.dtype == np.float32 and got.shape == expected.shape
-        np.testing.assert_allclose(got, expected, atol=2e-7)
+@pytest.mark.parametrize(("up", "down"), [(10, 9), (10, 11), (1, 1), (1, 3), (2, 1), (320, 441), (3200, 4851)])
+@pytest.mark.parametrize("length", [1, 7, 4001])
+def test_both_implementations_of_resampling_are_scipys(up: int, down: int, length: int) -> None:
+    audio = noise(length / RATE)
+    params = {"up": np.int32(up), "down": np.int32(down)}
+    expected = scipy.signal.resample_poly(audio, up, down)
+    got = speech_resampling.resample({"audio": audio}, params)["audio"]
+    assert np.array_equal(got, expected)
+    got = speech_resampling.resample_on_device(np, {"audio": audio}, params)["audio"]
+    assert got.dtype == np.float32 and got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, atol=2e-7)
 
 
 class TestFilterBank:
@@ -173,14 +172,7 @@ class TestAugmentation:
         assert np.array_equal(same, features)
 
 
-# --- the light and the heavy step, against NumPy's eigenvectors -------------------------------------------------
-
-
-def rows(loudness: float) -> Any:
-    """Spliced frames in which all bands share as much loudness: float32 (40, 240)."""
-    rng = np.random.default_rng(0)
-    frames = rng.standard_normal((120, 80)) + loudness * rng.standard_normal((120, 1)) * np.linspace(0.5, 1, 80)
-    return frames.astype(np.float32).reshape(40, 240)
+# --- the light and the heavy step --------------------------------------------------------------------------------
 
 
 def test_rounds_are_measured() -> None:
@@ -253,37 +245,34 @@ class TestContent:
             assert float((direction - turned).abs().max()) < 1e-4
 
 
-class TestBatches:
-    def test_shorter_samples_are_filled_up_with_zeros(self) -> None:
-        short = {"features": np.ones((1, 2), np.float32), "tokens": np.array([5, 6, 7])}
-        long = {"features": np.full((3, 2), 2, np.float32), "tokens": np.array([8])}
-        batch = pad_batch([short, long])
-        assert batch["features"].tolist() == [[[1, 1], [0, 0], [0, 0]], [[2, 2], [2, 2], [2, 2]]]
-        assert batch["frames"].tolist() == [1, 3] and batch["token_counts"].tolist() == [3, 1]
-        assert batch["tokens"].tolist() == [[5, 6, 7], [8, 0, 0]]
-        assert {name: str(value.dtype) for name, value in batch.items()} == {
-            "features": "torch.float32",
-            "frames": "torch.int64",
-            "tokens": "torch.int64",
-            "token_counts": "torch.int64",
-        }
+def test_shorter_samples_of_a_batch_are_filled_up_with_zeros() -> None:
+    short = {"features": np.ones((1, 2), np.float32), "tokens": np.array([5, 6, 7])}
+    long = {"features": np.full((3, 2), 2, np.float32), "tokens": np.array([8])}
+    batch = pad_batch([short, long])
+    assert batch["features"].tolist() == [[[1, 1], [0, 0], [0, 0]], [[2, 2], [2, 2], [2, 2]]]
+    assert batch["frames"].tolist() == [1, 3] and batch["token_counts"].tolist() == [3, 1]
+    assert batch["tokens"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert {name: str(value.dtype) for name, value in batch.items()} == {
+        "features": "torch.float32",
+        "frames": "torch.int64",
+        "tokens": "torch.int64",
+        "token_counts": "torch.int64",
+    }
 
 
-class TestVoices:
-    def test_what_cannot_be_spoken(self) -> None:
-        with pytest.raises(ValueError, match="has no voice 'klingon-opera'"):
-            example_voices.speak("yes", voice="klingon-opera")
-        with pytest.raises(ValueError, match="nothing to say in ''"):
-            example_voices.speak("")
+def test_what_cannot_be_spoken() -> None:
+    with pytest.raises(ValueError, match="has no voice 'klingon-opera'"):
+        example_voices.speak("yes", voice="klingon-opera")
+    with pytest.raises(ValueError, match="nothing to say in ''"):
+        example_voices.speak("")
 
 
-class TestErrors:
-    @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_file_that_is_cut_off_says_so_from_a_worker_too(self, tmp_path: Path, workers: int) -> None:
-        example_voices.write_chapter(tmp_path, 1, 2, [("a", np.random.default_rng(0).random(9000, np.float32), 16_000)])
-        data: Any = LibriSpeech(tmp_path)
-        path = Path(data[0]["path"])
-        path.write_bytes(path.read_bytes()[:5000])
-        with pytest.raises(ValueError, match="libsndfile cannot read the file: ") as caught:
-            list(DataLoader(data, pipeline=build(), collate_fn=pad_batch, num_workers=workers))
-        assert "1-2-0000.flac" in "".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_is_cut_off_says_so_from_a_worker_too(tmp_path: Path, workers: int) -> None:
+    example_voices.write_chapter(tmp_path, 1, 2, [("a", np.random.default_rng(0).random(9000, np.float32), 16_000)])
+    data: Any = LibriSpeech(tmp_path)
+    path = Path(data[0]["path"])
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="libsndfile cannot read the file: ") as caught:
+        list(DataLoader(data, pipeline=build(), collate_fn=pad_batch, num_workers=workers))
+    assert "1-2-0000.flac" in "".join((str(caught.value), *getattr(caught.value, "__notes__", ())))

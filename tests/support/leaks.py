@@ -61,7 +61,7 @@ def take_snapshot(*, descriptors: bool = True) -> Snapshot:
         threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not _lasts(thread)),
         native_threads=psutil.Process().num_threads(),
         shared_memory=frozenset(entry.name for entry in _SHARED_MEMORY.iterdir()),
-        descriptors=Counter(descriptor_kinds() if descriptors else ()),
+        descriptors=Counter(map(_kind, open_links()) if descriptors else ()),
     )
 
 
@@ -82,14 +82,8 @@ def child_pids() -> list[int]:
 def no_child_stays() -> Iterator[None]:
     """What is forked within it ends soon after. What an earlier test has left in a traceback may end later."""
     before = set(child_pids())
-
-    def new() -> list[str]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return [str(psutil.Process(pid)) for pid in child_pids() if pid not in before]
-        return ["one that has just ended"]
-
     yield
-    assert wait_until(lambda: not new()), new()
+    assert wait_until(lambda: before.issuperset(child_pids())), [*map(_describe, {*child_pids()} - before)]
 
 
 def _children(pid: int) -> list[int]:
@@ -136,11 +130,6 @@ def descriptors_below(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def descriptor_kinds() -> list[str]:
-    """One word for each open descriptor of this process: memfd, shm, pipe, socket, an anonymous kind, or file."""
-    return [_kind(link) for link in open_links()]
-
-
 def gone(pid: int) -> bool:
     """Whether the process has ended (a zombie has)."""
     try:
@@ -171,6 +160,7 @@ def open_links(pid: int | str = "self") -> list[str]:
 
 
 def _kind(target: str) -> str:
+    """One word for what a descriptor leads to: memfd, shm, pipe, socket, an anonymous kind, or file."""
     if target.startswith("/memfd:"):
         return "memfd"
     if target.startswith(str(_SHARED_MEMORY)):
