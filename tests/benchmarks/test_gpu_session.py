@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,29 +86,19 @@ def test_each_file_of_tests_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- loaders that take turns -------------------------------------------------------------------------------------
 
 
-def ran(rate: float, **more: Any) -> Run:
-    """A run of 100 samples."""
-    return Run(100, 100 / rate, 1.0, [0.25], [0.5], **more)
-
-
-def turns_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[str], Run]) -> None:
-    """Runs are what the function makes of a contender's name."""
-    monkeypatch.setattr("benchmarks.session.settings.isolated", lambda _, settings, each, step, **__: run(each.name))
-
-
 def test_no_run_begins_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one as long as the longest so far; and one that has failed is not run again."""
     asked, runs = request_of(settings(tmp_path)), list[str]()
 
-    def run(name: str) -> Run:
-        if name == "device":
+    def run(_: Any, settings: Settings, contender: Any, *__: Any, **___: Any) -> Run:
+        if contender.name == "device":
             raise MeasurementError("one\ntwo")
-        runs.append(name)
+        runs.append(contender.name)
         if len(runs) == 3:
             object.__setattr__(asked, "deadline", time.perf_counter())
-        return ran(7.0)
+        return Run(100, 100 / 7.0, 1.0, [0.25], [0.5])
 
-    turns_of(monkeypatch, run)
+    monkeypatch.setattr("benchmarks.session.settings.isolated", run)
     rows = [*parts.turns(asked, [loaders.ours(1)] * 5, "empty")]
     assert runs == ["cpu", "hybrid", "cpu"]
     assert [(row["name"], row.get("repetitions"), row.get("error")) for row in rows] == [
@@ -121,12 +111,6 @@ def test_no_run_begins_without_time_for_it(tmp_path: Path, monkeypatch: pytest.M
 # --- what is known is written at once, and a later command goes on with it; time is shared out ------------------------
 
 
-def parts_of(monkeypatch: pytest.MonkeyPatch, **named: Callable[[Request], Iterator[Row]]) -> None:
-    """Parts of the session that are these functions."""
-    for name, run in named.items():
-        monkeypatch.setitem(PARTS, name, (run, 60.0))
-
-
 def test_a_row_is_written_when_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "session.json"
     seen: list[list[Row]] = []
@@ -137,7 +121,7 @@ def test_a_row_is_written_when_it_is_known(tmp_path: Path, monkeypatch: pytest.M
         yield {"name": "hybrid", "samples_per_s": 2.0}
         yield {"name": "dali", "missing": NO_TIME}
 
-    def parity_(asked: Request) -> Iterator[Row]:
+    def parity(asked: Request) -> Iterator[Row]:
         seen.append([dict(row) for row in asked.rows])
         yield {"name": "p", "passed": True}
         raise MeasurementError("one\nand two")
@@ -145,7 +129,8 @@ def test_a_row_is_written_when_it_is_known(tmp_path: Path, monkeypatch: pytest.M
     def memory(asked: Request) -> Iterator[Row]:
         yield {"name": "dali", "missing": "not installed"}
 
-    parts_of(monkeypatch, rates=rates, parity=parity_, memory=memory)
+    for part in (rates, parity, memory):
+        monkeypatch.setitem(PARTS, part.__name__, (part, 60.0))
     record = Record(path, ABOUT)
     gpu_session.session(settings(tmp_path), ["rates", "parity", "memory"], record, time.perf_counter() + 60)
     assert seen[0] == [{"case": "rates", "name": "hybrid", "samples_per_s": 1.0}]

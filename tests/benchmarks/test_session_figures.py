@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -87,15 +88,12 @@ def test_a_row_says_what_it_took_and_who_made_it() -> None:
 
 
 @pytest.fixture
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_settings() -> Iterator[None]:
     """Nobody has set how JPEGs are decoded; what the test decides is forgotten."""
-    before = dict(os.environ)
-    for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):
-        os.environ.pop(name, None)
-    os.environ.update(before)
+    with patch.dict(os.environ):
+        for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):
+            os.environ.pop(name, None)
+        yield
 
 
 def probed(

@@ -133,10 +133,14 @@ def store() -> Iterator[Store]:
     """A worker's store, from which ``shared_empty`` gets its memory."""
     with open_links(1) as links:
         made = Store(0, links, links.arenas[0])
-        assert made.handover is not None
-        made.handover.serve()
+        _handover(made).serve()
         yield made
         worker_blocks._allocate = None
+
+
+def _handover(store: Store) -> Any:
+    assert store.handover is not None
+    return store.handover
 
 
 def _blob(store: Store, value: Any) -> Blob:
@@ -145,17 +149,11 @@ def _blob(store: Store, value: Any) -> Blob:
     return item
 
 
-def _free(store: Store, item: Blob) -> None:
-    assert store.handover is not None
-    for offset, _ in item.blocks:
-        store.handover.free(offset)
-
-
 def _allocated(store: Store) -> int:
-    assert store.handover is not None
-    with store.handover._lock:
-        store.handover._forget_dead()
-    return store.handover.arena.allocated
+    handover = _handover(store)
+    with handover._lock:
+        handover._forget_dead()
+    return int(handover.arena.allocated)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16])
@@ -189,15 +187,15 @@ def test_no_block_is_lost_or_given_away_twice(store: Store, steps: list[tuple[st
             tensor = torch.empty(0)
         elif what == "give back" and away:
             item, _ = away.pop(number % len(away))
-            assert store.handover is not None
             for offset, _ in item.blocks[:: 1 if number % 2 else -1]:
-                store.handover.free(offset)
+                _handover(store).free(offset)
         assert all((tensor == its_mark).all() for tensor, its_mark in held)
         assert all((store.get(item) == its_mark).all() for item, its_mark in away)
     tensor = torch.empty(0)
     held.clear()
     for item, _ in away:
-        _free(store, item)
+        for offset, _ in item.blocks:
+            _handover(store).free(offset)
     assert _allocated(store) == 0
 
 
@@ -212,8 +210,7 @@ def test_what_does_not_fit_beside_its_parts_leaves_them_to_be_freed() -> None:
     with open_links(1) as links:
         arena = Arena("small", 1 << 20)
         store = Store(0, links, arena)
-        assert store.handover is not None
-        part = store.handover.empty(1 << 19)
+        part = _handover(store).empty(1 << 19)
         with pytest.raises(MemoryError):
             store.put([part, np.zeros(1 << 20, np.uint8)])
         del part

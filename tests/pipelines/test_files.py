@@ -109,13 +109,21 @@ def test_a_link_that_leads_round_is_an_error(tmp_path: Path) -> None:
         find(tmp_path, (".jpg",))
 
 
-def test_folders_that_are_absent_or_empty(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (ImageFolder, "no class folders"),
+        (CaseFolder, r"holds no volumes such as case_00000/imaging\.nii\.gz"),
+        (LibriSpeech, "holds no FLAC files; the layout is SPEAKER/CHAPTER/"),
+    ],
+)
+def test_folders_that_are_absent_or_empty(tmp_path: Path, kind: Any, wanted: str) -> None:
     with pytest.raises(OSError, match="absent"):
         find(tmp_path / "absent", (".jpg",))
-    with pytest.raises(FileNotFoundError, match="no class folders"):
-        ImageFolder(tmp_path)
     with pytest.raises(FileNotFoundError, match="no folder"):
-        ImageFolder(tmp_path / "absent")
+        kind(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match=wanted):
+        kind(tmp_path)
 
 
 # --- LibriSpeech's layout --------------------------------------------------------------------------------------
@@ -164,10 +172,6 @@ def test_what_is_wrong_with_a_transcript_is_said(tmp_path: Path, text: str, erro
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        LibriSpeech(tmp_path / "absent")
-    with pytest.raises(FileNotFoundError, match="holds no FLAC files; the layout is SPEAKER/CHAPTER/"):
-        LibriSpeech(tmp_path)
     chapter(tmp_path, 3, 4, {0: "GO"})
     transcript = chapter(tmp_path, 1, 2, {0: "GO"})
     other = transcript.with_name("1-2-0000.flac").rename(transcript.with_name("0000.flac"))

@@ -117,27 +117,21 @@ def test_epochs_that_are_left_early_go_on(accelerate: Any) -> None:
         return got, state, loader.state_dict()
 
     whole_epoch = 9  # one step more than there are, so that the loop comes to its end
-    cases = [
-        ([3, 2], [1, whole_epoch], [3, 3, whole_epoch]),
-        ([3, whole_epoch], [whole_epoch, 2], [3, whole_epoch, whole_epoch, 2]),
-        ([whole_epoch, 2], [6, whole_epoch], [whole_epoch, 8, whole_epoch]),
+    cases = [  # by which of the states they go on: that of the last batch, or one that was saved after the loop
+        (0, [3, 2], [1, whole_epoch], [3, 3, whole_epoch]),
+        (0, [3, whole_epoch], [whole_epoch, 2], [3, whole_epoch, whole_epoch, 2]),
+        (0, [whole_epoch, 2], [6, whole_epoch], [whole_epoch, 8, whole_epoch]),
+        *((1, begun, [whole_epoch, 2], [*begun, whole_epoch, 2]) for begun in ([8], [3, 8], [whole_epoch, 8])),
     ]
-    for before, after, whole in cases:
+    for which, before, after, whole in cases:
         torch.manual_seed(3)
         reference, *_ = trained(whole)
         torch.manual_seed(3)
-        got, state, _ = trained(before)
+        got, *states = trained(before)
         torch.manual_seed(3)
-        assert got + trained(after, state)[0] == reference
-    for before in ([8], [3, 8], [whole_epoch, 8]):  # left at the last batch, and saved after that
-        torch.manual_seed(3)
-        reference, *_ = trained([*before, whole_epoch, 2])
-        torch.manual_seed(3)
-        got, _, state = trained(before)
-        torch.manual_seed(3)
-        assert got + trained([whole_epoch, 2], state)[0] == reference
+        assert got + trained(after, states[which])[0] == reference
     with pytest.raises(ValueError, match="'iteration' must be a whole number"):
-        trained([1], {**state, "iteration": "3"})
+        trained([1], {**states[0], "iteration": "3"})
 
 
 def test_accelerate_is_only_needed_where_it_is_used() -> None:

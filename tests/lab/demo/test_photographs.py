@@ -111,10 +111,6 @@ TIMELINE: dict[str, Any] = {
 }
 
 
-def _texts(axis: Axes) -> list[str]:
-    return [text.get_text().strip() for text in axis.texts]
-
-
 def _bars(axis: Axes, colour: str) -> list[tuple[float, float]]:
     """(start, end) in seconds of all bars of one colour."""
     from matplotlib.collections import PolyCollection
@@ -138,7 +134,7 @@ def axis() -> Axes:
 def test_a_row_for_every_slot_and_the_consumer_with_its_share(axis: Axes) -> None:
     labels = [label.get_text() for label in axis.get_yticklabels()]
     assert labels == ["cpu slot 0", "device slot 0", "consumer"]
-    assert _texts(axis) == ["60% busy", "50% busy", "30% waiting"]
+    assert [text.get_text().strip() for text in axis.texts] == ["60% busy", "50% busy", "30% waiting"]
     assert axis.get_title(loc="left") == "epoch 1 of 1: 25 samples in 10.0 s"
 
 
