@@ -28,7 +28,7 @@ from minato_gpu.scheduling.plans import Plan
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.records import Record
 from tests.lanes.harness import open_links
-from tests.memory.equality import same
+from tests.support.same import same
 from tests.support.tickets import positions, span, spans
 
 
@@ -115,12 +115,12 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: WorkerChannels) -> No
     floor.prepare(0, 12)
     slab = floor.assembly.window.at(TicketId(0)).slab
     batch = floor.batch(0, (0, 4))
-    same(batch, expected(0, 1, 2, 3))
+    assert same(batch, expected(0, 1, 2, 3))
     whole = np.frombuffer(links.engine_arena.buffer, np.uint8)
     assert batch["x"].data_ptr() - whole.ctypes.data == slab
     del batch
-    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
-    same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
+    assert same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
+    assert same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
@@ -153,7 +153,7 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
     in_use, of_worker = floor.settle()
     assert of_worker == 0 and (in_use > 0) == bool(held)
     for batch in held:
-        same(batch, expected(0, 1, 2, 3))
+        assert same(batch, expected(0, 1, 2, 3))
     held.clear()
     batch = None
     assert floor.settle() == (0, 0), batch
@@ -259,5 +259,5 @@ def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> 
     assert piece.sources == [None, source, None, None]
     floor.prepare(0, 4)
     floor.assembly.samples.used([span(0, 4)])
-    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    assert same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     assert floor.settle() == (0, 0)

@@ -19,7 +19,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, Slab, a_sample, draws, error_of, items_of, job, piece, task, values
-from tests.memory.equality import same
+from tests.support.same import same
 from tests.support.waiting import wait_until
 
 
@@ -74,7 +74,7 @@ def test_what_a_collate_fn_keeps_of_a_sample_stays_as_it_is(links: WorkerChannel
     slab.layout.write(rows, 0, a_sample(4))
     for offset, nbytes in blob.blocks:
         links.buffer(blob.worker)[offset : offset + nbytes] = bytes(nbytes)
-    same(kept, [a_sample(3)])
+    assert same(kept, [a_sample(3)])
 
 
 X = Field(np.float32, (3,))

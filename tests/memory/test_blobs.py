@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato_gpu.memory import blobs
-from tests.memory.equality import same
+from tests.support.same import same
 
 _ODD = re.compile(r"torch\.(q|bits|u?int[1-7]$)")  # torch itself can hardly copy these
 _DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype) and not _ODD.match(str(d))}, key=str)
@@ -43,9 +43,9 @@ def test_tensors_of_every_dtype(dtype: torch.dtype) -> None:
     square = whole[:6].view(2, 3)
     values = [whole, whole[0], whole[2:5], square.t(), whole[::2], whole[:1].expand(4), torch.empty(0, 3, dtype=dtype)]
     got, _ = there(values)
-    same(got, values)
+    assert same(got, values)
     for value in values:  # each by itself too: the ones above share one storage
-        same(there(value)[0], value)
+        assert same(there(value)[0], value)
 
 
 _trees = st.recursive(
@@ -63,7 +63,7 @@ def test_nested_objects_with_arrays_of_any_length(tree: Any, lengths: list[int])
     rng = np.random.default_rng(0)
     value = {"tree": tree, "arrays": [rng.integers(0, 256, n, dtype=np.uint8) for n in lengths]}
     value["tensors"] = [torch.from_numpy(array.copy()) for array in value["arrays"]]
-    same(there(value)[0], value)
+    assert same(there(value)[0], value)
 
 
 def test_a_memoryview_cannot_be_sent() -> None:
@@ -82,7 +82,7 @@ _IN_MEMORY: dict[str, Any] = {
 @pytest.mark.parametrize("value", _IN_MEMORY.values(), ids=_IN_MEMORY.keys())
 def test_the_order_in_memory_stays(value: Any) -> None:
     got = there(value)[0]
-    same(got, value)
+    assert same(got, value)
     strides = [each.stride() if isinstance(each, torch.Tensor) else each.strides for each in (got, value)]
     assert strides[0] == strides[1]
 
@@ -92,7 +92,7 @@ def test_a_read_only_array_can_be_written_to(dtype: Any) -> None:
     value = np.arange(6, dtype=dtype).reshape(3, 2).T
     value.flags.writeable = False
     got = there([value, value])[0]
-    same(got, [value, value])
+    assert same(got, [value, value])
     assert got[0] is got[1] and got[0].flags.writeable and got[0].strides == value.strides
 
 
@@ -113,7 +113,7 @@ _TENSORS: dict[str, Any] = {
 @pytest.mark.parametrize("value", _TENSORS.values(), ids=_TENSORS.keys())
 def test_tensors_of_every_kind(value: torch.Tensor) -> None:
     got, _ = there(value)
-    same(got, value)
+    assert same(got, value)
     assert got.is_leaf == value.is_leaf and got.layout == value.layout
     if value.layout is torch.sparse_coo:
         assert got.is_coalesced() == value.is_coalesced()
@@ -124,7 +124,7 @@ def test_tensors_of_every_kind(value: torch.Tensor) -> None:
 def test_compressed_sparse_tensors(layout: torch.layout) -> None:
     block = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
     value = torch.eye(4).to_sparse(layout=layout, blocksize=block)
-    same(there(value)[0], value)
+    assert same(there(value)[0], value)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -139,9 +139,9 @@ def test_what_torch_multiprocessing_sends_besides() -> None:
 def test_a_tensor_and_its_views_still_share_memory() -> None:
     base = torch.arange(12.0)
     got, _ = there({"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
-    same(got, {"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
+    assert same(got, {"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
     small = torch.arange(6, dtype=torch.uint8)
-    same(there([small, small[:4].view(torch.int32)])[0], [small, small[:4].view(torch.int32)])
+    assert same(there([small, small[:4].view(torch.int32)])[0], [small, small[:4].view(torch.int32)])
     assert got["again"] is got["base"]
     got["base"][5] = 100
     assert got["row"][1] == 100 and got["back"][1, 1] == 100

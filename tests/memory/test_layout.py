@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from minato_gpu.memory.layout import Layout, Mismatch
-from tests.memory.equality import same
+from tests.support.same import same
 
 Make = Callable[[np.random.Generator], Any]
 """From a generator to one more sample of the same structure."""
@@ -127,15 +127,15 @@ def test_rows_make_the_batch_of_default_collate(make: Make, rows: int, seed: int
     for row in rng.permutation(rows).tolist():
         objects[row] = write(row, samples[row])
     batch = layout.batch(slab[64 : 64 + nbytes], rows, [each or [] for each in objects])
-    same(batch, default_collate(samples))
+    assert same(batch, default_collate(samples))
     for row, sample in enumerate(samples):
-        same(layout.read(views, row, objects[row]), sample)
+        assert same(layout.read(views, row, objects[row]), sample)
     assert (slab[:64] == 0xEE).all() and (slab[64 + nbytes :] == 0xEE).all()
     if layout.stacks:
         slab[:] = 0xEE
         for at in (0, rows // 2):
             assert layout.write_rows(views, at, samples[at:]) and layout.write_rows(views, 0, samples[:at] or samples)
-        same(layout.batch(slab[64 : 64 + nbytes], rows, [[]] * rows), default_collate(samples))
+        assert same(layout.batch(slab[64 : 64 + nbytes], rows, [[]] * rows), default_collate(samples))
         assert (slab[:64] == 0xEE).all() and (slab[64 + nbytes :] == 0xEE).all()
 
 
@@ -184,7 +184,7 @@ def test_elements_of_a_subclass_are_copied(make: Callable[[Any], Any], nested: b
     write = layout.writer(layout.views(slab, 0, 2))
     for row, sample in enumerate(samples):
         write(row, sample)
-    same(layout.batch(slab, 2, [[], []]), default_collate(samples))
+    assert same(layout.batch(slab, 2, [[], []]), default_collate(samples))
     plain = np.zeros((2, 3), np.float32)
     with pytest.raises(Mismatch):
         write(0, {"x": plain, "n": 1} if nested else plain)

@@ -14,8 +14,8 @@ from torch.utils.data import default_collate
 
 from tests.contracts.datasets import Made
 from tests.support.raising import error_of
+from tests.support.same import same
 from tests.torch_semantics.datasets import Numbers, keep
-from tests.torch_semantics.same import same
 
 
 class OwnBatch:

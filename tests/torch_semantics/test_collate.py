@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from tests.contracts.datasets import Made
 from tests.support.raising import error_of
-from tests.torch_semantics.same import same
+from tests.support.same import same
 
 
 class Point(NamedTuple):

@@ -22,8 +22,8 @@ from torch.utils.data import (
 from tests.contracts.datasets import Made
 from tests.support.leaks import child_pids
 from tests.support.raising import error_of
+from tests.support.same import same
 from tests.torch_semantics.datasets import Numbers, as_lists, keep
-from tests.torch_semantics.same import same
 
 
 def test_protocol(loader_class: Any, num_workers: int) -> None:
