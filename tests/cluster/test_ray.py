@@ -5,23 +5,51 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from minato_gpu import DataLoader, RayLanes
 from minato_gpu.lanes.far import ray_lanes
 from minato_gpu.lanes.far.wire import AgentError
-from tests.cluster.conftest import QUIET, agents
 from tests.lanes.test_far import Drawn, bits, there
 from tests.support import pages
 from tests.support.waiting import wait_until
 
 ray = pytest.importorskip("ray")
-pytestmark = QUIET
+pytestmark = [  # what Ray warns of is no error
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"),
+]
 TRAIN, DATA = pages.examples("minato_gpu/manual/ray.md")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """The cluster, started once for all tests; ``ray.init`` has been called."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "resources": {"gpu_node": 2}, "include_dashboard": False}
+    try:
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            cluster.add_node(num_cpus=2, resources={"cpu_node": 1})
+        ray.init(address=cluster.address, log_to_driver=False)
+    except Exception as error:
+        pytest.skip(f"Ray itself does not start on this machine: {error}")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def agents() -> list[psutil.Process]:
+    """Processes that Ray's actors have started here, and that listen."""
+    tied = [each for each in psutil.process_iter(["cmdline", "ppid"]) if "--tied" in (each.info["cmdline"] or ())]
+    return [each for each in tied if each.info["ppid"] not in {other.pid for other in tied}]
 
 
 def made(cluster: Any = None) -> Any:

@@ -65,8 +65,8 @@ def photographs() -> Pipeline:
     )
 
 
-def graph_of(pipeline: Pipeline, max_batch: int = 16) -> DaliGraph:
-    return DaliGraph(pipeline, range(len(pipeline.stages)), device="cpu", max_batch=max_batch, threads=1)
+def graph_of(pipeline: Pipeline) -> DaliGraph:
+    return DaliGraph(pipeline, range(len(pipeline.stages)), device="cpu", max_batch=16, threads=1)
 
 
 @pytest.fixture

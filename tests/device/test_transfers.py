@@ -265,20 +265,14 @@ LOADS: dict[str, Callable[[Bench], Load]] = {
 }
 
 
-def _put_back(one: Bench, kind: str) -> tuple[Load, Load]:
-    """The batch that is due, and the next, which has been put back."""
-    first = one.load(1)
-    one.issued(first)
-    second = LOADS[kind](one)
-    assert wait_until(lambda: one.transfers.stats()["short_of_memory"] == 1)
-    return first, second
-
-
 @pytest.mark.parametrize("kind", LOADS)
 def test_a_load_that_was_put_back_comes_whole_and_leaves_nothing(kind: str) -> None:
     device = _Short(LAZY_COPIES)
     with bench(device) as one:
-        first, second = _put_back(one, kind)
+        first = one.load(1)
+        one.issued(first)
+        second = LOADS[kind](one)
+        assert wait_until(lambda: one.transfers.stats()["short_of_memory"] == 1)
         one.check(one.take(first), 1)
         one.check(one.take(second), 2)
         del first, second

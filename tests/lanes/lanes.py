@@ -25,12 +25,11 @@ def open_lane(
     workers: int = 1,
     *,
     threads: bool = False,
-    addressed: bool = False,
     active: int | None = None,
     **changes: Any,
 ) -> Iterator[Any]:
     """A lane of forked processes, or of threads; its ``links`` are an attribute. What it is sent gets marks."""
-    with open_links(workers, addressed=addressed, arenas=not threads, active=active) as links:
+    with open_links(workers, arenas=not threads, active=active) as links:
         what = job(dataset, num_workers=workers, seeds_samples=not threads, **changes)
         lane: Any = ThreadLane(links, what) if threads else ProcessLane(links, what, FORK)
         send = lane.send
@@ -41,10 +40,10 @@ def open_lane(
             assert lane.close(2.0)
 
 
-def reports_of(lane: Any, *tasks: Task, worker: int = 0) -> dict[int, list[Report]]:
+def reports_of(lane: Any, *tasks: Task) -> dict[int, list[Report]]:
     """Send tasks; wait until each has its final report. By chunk."""
     for one in tasks:
-        lane.send(one, worker)
+        lane.send(one)
     found: dict[int, list[Report]] = {}
     assert wait_until(lambda: all(arrived(lane, found, one.chunk) for one in tasks)), "not every task was reported"
     return found

@@ -26,7 +26,6 @@ import minato_gpu
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.lanes.far.agent import Shipment
 from minato_gpu.lanes.far.lane import FarLane
-from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.reading import AT_HAND
 from tests.lanes.contract import LaneContract, Made, Trace
 from tests.lanes.harness import job, marked, open_links, piece, task
@@ -140,20 +139,16 @@ def test_batches_are_the_same_bits_in_the_same_order(mode: dict[str, Any]) -> No
         del loader
 
 
-def kill_all(agent: AgentProcess) -> None:
-    agent.kill()
-
-
 def kill_session(agent: AgentProcess) -> None:
     [session] = agent.sessions()
     session.kill()
 
 
-def stop(agent: AgentProcess) -> None:
-    agent.signal_all(signal.SIGSTOP)
-
-
-HARMS: dict[str, Callable[[AgentProcess], None]] = {"killed": kill_all, "session": kill_session, "stopped": stop}
+HARMS: dict[str, Callable[[AgentProcess], None]] = {
+    "killed": AgentProcess.kill,
+    "session": kill_session,
+    "stopped": lambda agent: agent.signal_all(signal.SIGSTOP),
+}
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -189,9 +184,8 @@ def test_a_node_that_comes_back_is_given_work_again() -> None:
         del loader
 
 
-@pytest.mark.usefixtures("no_leaks")
-def test_an_agent_that_starts_later_is_given_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN, "a token of the tests")
+@pytest.mark.usefixtures("no_leaks", "secret")
+def test_an_agent_that_starts_later_is_given_work() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
     loader = made(agents=[SimpleNamespace(address=f"127.0.0.1:{port}")], awaits=False, persistent_workers=True)

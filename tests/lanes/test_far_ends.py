@@ -25,7 +25,6 @@ from minato_gpu.lanes.far.lane import FarLane
 from minato_gpu.lanes.far.samples import Arrivals
 from minato_gpu.lanes.far.wire import FrameSocket
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.sources import cluster_token
 from tests.lanes.harness import job, marked, open_links, piece, task
 from tests.support.agents import agents
 from tests.support.waiting import wait_until
@@ -33,9 +32,7 @@ from tests.support.waiting import wait_until
 SHIPMENT = Shipment(b"", (), {}, 1 << 30, 1, "cpu:far")
 
 
-@pytest.fixture(autouse=True)
-def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cluster_token.TOKEN, "a token of the tests")
+pytestmark = pytest.mark.usefixtures("secret")
 
 
 @pytest.fixture

@@ -14,10 +14,13 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader, Lanes, Source
 from minato_gpu.lanes.far import wire
-from minato_gpu.lanes.far.wire import _LENGTHS, FrameSocket
+from minato_gpu.lanes.far.wire import _LENGTHS
 from minato_gpu.sources import cluster_token
+from tests.lanes.test_far_ends import pair
 from tests.support.agents import AgentProcess, agents
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("secret")
 
 SAMPLES: Any = list(range(8))
 
@@ -36,11 +39,6 @@ def port(answer: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         thread.join(20.0)
-
-
-@pytest.fixture(autouse=True)
-def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cluster_token.TOKEN, "a token of the tests")
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +111,10 @@ def test_an_agents_own_code_opens_no_other_session(agent: AgentProcess) -> None:
 
 
 def test_no_frame_is_longer_than_its_bound() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        here = socket.create_connection(listener.getsockname())
-        there, _ = listener.accept()
-    with here, there:
-        receiver = FrameSocket(here)
-        there.sendall(_LENGTHS.pack(1 << 40, 0))
+    with pair() as (here, there):
+        there.end.sendall(_LENGTHS.pack(1 << 40, 0))
         with pytest.raises(ConnectionError, match="no frame of ours is so long"):
-            receiver.receive()
-        receiver.close()
+            here.receive()
 
 
 # --- what is refused at construction ----------------------------------------------------------------------

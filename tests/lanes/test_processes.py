@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -43,15 +44,23 @@ _IN_CREATE = 0x100  # inotify(7)
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
+@contextmanager
+def started(
+    links: WorkerChannels, what: Job, *, context: Any = FORK, forks: bool = True, replaceable: bool = False
+) -> Iterator[Workers]:
+    """As many as ``what`` says."""
+    workers = Workers(context, links, what, what.num_workers, forks=forks, replaceable=replaceable)
+    try:
+        yield workers
+    finally:
+        links.close_parent_ends()
+        workers.close(2.0)
+
+
 def pids_of(lane: Any) -> list[int]:
     """The workers' process ids, once all have started."""
     assert wait_until(lambda: len(lane.pids) == lane.slots)
     return list(lane.pids)
-
-
-def exits_of(lane: Any) -> list[Exit]:
-    """The first workers that are reported to have ended."""
-    return of_kind(lane, Exit)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
@@ -59,7 +68,7 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Sign
     with open_lane(lambda key: key, 2) as lane:
         pid = pids_of(lane)[1]
         subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
-        [ended] = exits_of(lane)
+        [ended] = of_kind(lane, Exit)
         assert (ended.number, ended.pid, ended.code) == (1, pid, -number)
         text = ended.message()
         assert f"(pid {ended.pid}) is killed by signal: {signal.strsignal(number)}. " in text
@@ -73,19 +82,13 @@ def _collect(pid: int) -> None:
 
 
 def test_a_worker_that_something_else_collects_has_ended() -> None:
-    what = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
-    with open_links(2) as links:
-        workers = Workers(FORK, links, what, 2, forks=True)
-        try:
-            _collect(workers.pids[1])
-            ended = _next_of(workers)
-            assert isinstance(ended, Exit)
-            assert (ended.number, ended.pid, ended.code) == (1, workers.pids[1], children.UNKNOWN)
-            says = f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with an exit code that is not known, "
-            assert ended.message().startswith(says)
-        finally:
-            links.close_parent_ends()
-            workers.close(2.0)
+    with open_links(2) as links, started(links, job(Sleeper(), num_workers=2)) as workers:
+        _collect(workers.pids[1])
+        ended = _next_of(workers)
+        assert isinstance(ended, Exit)
+        assert (ended.number, ended.pid, ended.code) == (1, workers.pids[1], children.UNKNOWN)
+        says = f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with an exit code that is not known, "
+        assert ended.message().startswith(says)
 
 
 def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
@@ -96,7 +99,7 @@ def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
         assert wait_until(lambda: lane.at_work())
         lane.kill(0, "it was here")
         assert not lane.at_work()
-        [ended] = exits_of(lane)
+        [ended] = of_kind(lane, Exit)
         assert (ended.number, ended.code, ended.hung) == (0, -signal.SIGKILL, "it was here")
 
 
@@ -124,7 +127,7 @@ def test_what_a_worker_has_forked_does_not_hide_its_end(key: int) -> None:
             if key:
                 lane.send(task(piece([key])))
                 assert wait_until(lambda: select.select(lane.fault_fds(), [], [], 0)[0])
-                assert exits_of(lane)[0].code == -signal.SIGKILL
+                assert of_kind(lane, Exit)[0].code == -signal.SIGKILL
             else:
                 reports_of(lane, task(piece([key])))
                 lane.close(3600.0)  # until they have left
@@ -143,28 +146,22 @@ class Sleeper:
 @pytest.mark.parametrize("forks", [True, False], ids=["forked by the spawner", "started"])
 def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
     """However many are replaced."""
-    me = psutil.Process()
-    with open_links(2) as links:
-        what = job(lambda key: key, num_workers=2)
-        workers = Workers(FORK, links, what, 2, forks=forks, replaceable=True)
+    me, what = psutil.Process(), job(lambda key: key, num_workers=2)
 
-        def holds() -> tuple[int, int]:
-            return me.num_fds(), me.num_threads()
+    def holds() -> tuple[int, int]:
+        return me.num_fds(), me.num_threads()
 
-        try:
-            held = []
-            for number in (0, 1, 0, 1, 1, 0):
-                workers.kill(number, "it was here")
-                assert isinstance(_next_of(workers), Exit)
-                workers.replace(number, ())
-                assert isinstance(_next_of(workers), Opened)
-                held.append(holds())
-            # fewer: what earlier tests left was collected; a moment later: the thread that started one is still ending
-            back = wait_until(lambda: all(last <= first for first, last in zip(held[1], holds(), strict=True)))
-            assert back, f"descriptors, threads: {held}"
-        finally:
-            links.close_parent_ends()
-            workers.close(2.0)
+    with open_links(2) as links, started(links, what, forks=forks, replaceable=True) as workers:
+        held = []
+        for number in (0, 1, 0, 1, 1, 0):
+            workers.kill(number, "it was here")
+            assert isinstance(_next_of(workers), Exit)
+            workers.replace(number, ())
+            assert isinstance(_next_of(workers), Opened)
+            held.append(holds())
+        # fewer: what earlier tests left was collected; a moment later: the thread that started one is still ending
+        back = wait_until(lambda: all(last <= first for first, last in zip(held[1], holds(), strict=True)))
+        assert back, f"descriptors, threads: {held}"
 
 
 @pytest.mark.parametrize(("method", "each"), [("fork", 2), ("forkserver", 3)])
@@ -172,12 +169,9 @@ def test_a_worker_takes_few_descriptors(method: str, each: int) -> None:
     """Of this process: arenas and the socket for stacks are shared."""
     held = []
     for count in (1, 1, 4):  # the first starts the fork server
-        with open_links(count) as links:
-            what = Job(Sleeper(), default_collate, True, False, None, None, count, 100, True)
-            workers = Workers(multiprocessing.get_context(method), links, what, count, forks=method == "fork")
+        context, what = multiprocessing.get_context(method), job(Sleeper(), num_workers=count)
+        with open_links(count) as links, started(links, what, context=context, forks=method == "fork"):
             held.append(psutil.Process().num_fds())
-            links.close_parent_ends()
-            workers.close(2.0)
     assert held[2] - held[1] <= 3 * each
 
 
@@ -218,38 +212,29 @@ def test_a_replacement_is_told_its_own_blocks(forks: bool) -> None:
     blocks = [(at << 12, 7) for at in range(50_000)]
     with open_links() as links:
         links.arenas[0].occupy = lambda blocks: setattr(found, "value", sum(each for _, each in blocks))  # type: ignore[method-assign]
-        workers = Workers(FORK, links, job(lambda key: key), 1, forks=forks, replaceable=True)
-        try:
+        with started(links, job(lambda key: key), forks=forks, replaceable=True) as workers:
             workers.kill(0, "")
             assert isinstance(_next_of(workers), Exit)
             workers.replace(0, blocks)
             assert isinstance(_next_of(workers), Opened)
             assert wait_until(lambda: found.value == 7 * len(blocks))
-        finally:
-            links.close_parent_ends()
-            workers.close(2.0)
 
 
 @pytest.mark.parametrize("more", [{}, {"collate_fn": list}, {"collate_fn": lambda samples: default_collate(samples)}])
 def test_workers_make_no_name_in_shared_memory(more: dict[str, Any]) -> None:
     """So none can stay where one is killed, and ``tests.support.leaks`` need not look for any."""
-    assert not _made_names(DataLoader, **more)
-
-
-def _made_names(kind: Any, **more: Any) -> list[str]:
-    """What the workers of a loader make in /dev/shm while they live."""
     samples: Any = [torch.full((5,), index) for index in range(8)]
     watch = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     assert _LIBC.inotify_add_watch(watch, b"/dev/shm", _IN_CREATE) >= 0
     pids: set[int] = set()
-    for _ in kind(samples, **{"batch_size": 2, "num_workers": 2, **more}):
+    for _ in DataLoader(samples, 2, num_workers=2, **more):
         pids.update(child_pids())
     events = b""
     with contextlib.suppress(BlockingIOError):
         while True:
             events += os.read(watch, 1 << 16)
     os.close(watch)
-    return [made[0].decode() for made in re.finditer(rb"torch_(\d+)_\w+", events) if int(made[1]) in pids]
+    assert not [made for made in re.finditer(rb"torch_(\d+)_\w+", events) if int(made[1]) in pids]
 
 
 def _child(number: signal.Signals) -> None:
