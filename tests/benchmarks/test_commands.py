@@ -58,27 +58,17 @@ TOYS = (
 )
 
 
-def _checked(said: str) -> list[dict[str, Any]]:
-    """The rows of standard output, which must be one JSON document with what every one holds."""
-    document: dict[str, Any] = json.loads(said)
-    assert {"date", "machine", "versions", "settings", "rows"} <= set(document)
-    assert document["machine"]["cores"] >= 1
-    assert {"torch", "spdl", "torchdata"} <= set(document["versions"])
-    assert document["settings"]["quick"] is True
-    rows: list[dict[str, Any]] = document["rows"]
-    return rows
-
-
-def _run(command: str) -> str:
-    name, *rest = shlex.split(command)
-    return programs.run(f"benchmarks.{name}", "--quick", "--json", "-", *rest)
-
-
 @pytest.mark.on_request  # see the module's head
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.command)
 def test_a_run_at_toy_size(toy: Toy) -> None:
-    rows = _checked(_run(toy.command))
+    name, *rest = shlex.split(toy.command)
+    document: dict[str, Any] = json.loads(programs.run(f"benchmarks.{name}", "--quick", "--json", "-", *rest))
+    assert {"date", "machine", "versions", "settings", "rows"} <= set(document)
+    assert document["machine"]["cores"] >= 1
+    assert {"torch", "spdl", "torchdata"} <= set(document["versions"])
+    assert document["settings"]["quick"] is True
+    rows = document["rows"]
     assert len(rows) >= toy.rows and not any("failed" in row or isinstance(row.get("error"), str) for row in rows)
     for key in toy.positive.split():
         found = [row[key] for row in rows if row.get(key) is not None]

@@ -47,20 +47,19 @@ class Subject:
         return Loader()
 
 
-def _trials(subject: Subject, profile: Profile, seconds: float) -> tuple[Trials, list[int]]:
-    findings: Any = SimpleNamespace(subject=subject, batches_seen=4, files=[])
-    saved: list[int] = []
-    found = Trials(findings, profile, seconds, lambda: saved.append(1), lambda: subject.now)
-    return found, saved
+def _tried(subject: Subject, profile: Profile, seconds: float = 1e6) -> tuple[Trials, int]:
+    """Trials that have run, with steps of two seconds, and how often they were saved."""
 
-
-def _run(subject: Subject, tried: Trials) -> None:
     def step_s() -> float:
         subject.now += STEP_S
         return STEP_S
 
+    findings: Any = SimpleNamespace(subject=subject, batches_seen=4, files=[])
+    saved: list[int] = []
+    tried = Trials(findings, profile, seconds, lambda: saved.append(1), lambda: subject.now)
     for _ in tried.batches(step_s):
         pass
+    return tried, len(saved)
 
 
 @pytest.fixture
@@ -70,29 +69,25 @@ def small() -> Profile:
 
 def test_every_setting_is_tried_once_and_the_run_as_it_is_first(small: Profile) -> None:
     subject = Subject()
-    tried, saved = _trials(subject, small, 1e6)
-    _run(subject, tried)
+    _, saved = _tried(subject, small)
     order = subject.made
     assert set(order) == {point.setting for point in points(small) if point.runs_here} and order[0] == Setting()
-    assert len(saved) == len(order) == len(set(order))
+    assert saved == len(order) == len(set(order))
 
 
 def test_an_epoch_goes_on_as_what_was_seen_of_it(small: Profile) -> None:
     subject = Subject(first_s=5.0)
-    tried, _ = _trials(subject, replace(small, samples=40), 1e6)
-    _run(subject, tried)
+    tried, _ = _tried(subject, replace(small, samples=40))
     found = {trial.setting: trial for trial in tried.found}
     assert found[Setting()].epoch_s == 5 + 10 * (4 + STEP_S)  # four batches were run, six follow
     subject = Subject(first_s=5.0)  # workers that outlive an epoch start once
-    tried, _ = _trials(subject, replace(small, samples=40, persistent=True, workers=1), 1e6)
-    _run(subject, tried)
+    tried, _ = _tried(subject, replace(small, samples=40, persistent=True, workers=1))
     assert tried.found[0].epoch_s == 10 * (4 + STEP_S)
 
 
 def test_without_time_nothing_is_tried_and_that_is_said(small: Profile) -> None:
     subject = Subject()
-    tried, _ = _trials(subject, small, 0.0)
-    _run(subject, tried)
+    tried, _ = _tried(subject, small, 0.0)
     assert not subject.made and not tried.found
 
 
@@ -116,8 +111,7 @@ def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) ->
 
     subject = Subject()
     subject.refuses = refuse
-    tried, _ = _trials(subject, small, 1e6)
-    _run(subject, tried)
+    tried, _ = _tried(subject, small)
     whys = {trial.setting: trial.why_not for trial in tried.found if trial.why_not}
     assert whys == {
         Setting(loader="torch"): "torch's loader runs no pipeline",
@@ -128,8 +122,7 @@ def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) ->
 
 def test_where_bytes_come_from_storage_only_what_was_seen_is_read() -> None:
     subject = Subject(keys=[*BATCHES, *BATCHES])
-    tried, _ = _trials(subject, a_profile(samples=32, batch_size=4, workers=1), 1e6)
-    _run(subject, tried)
+    tried, _ = _tried(subject, a_profile(samples=32, batch_size=4, workers=1))
     assert tried.found[0].epoch_s == 8 * (4 + STEP_S)
     assert subject.taken[0] == 4  # the others' files are not known, and may be in memory
 

@@ -26,14 +26,9 @@ def small(name: str) -> Scenario:
     return replace(scenario, epoch_samples=epochs, windows=scenario.windows[:1], errors=scenario.errors[-1:])
 
 
-@pytest.fixture
-def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_complete_and_the_same_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     scenarios = {name: small(name) for name in SCENARIOS if name != "large"}
     monkeypatch.setattr(comparison, "SCENARIOS", scenarios)
-
-
-@pytest.mark.usefixtures("small_catalogue")
-def test_rows_are_complete_and_the_same_twice() -> None:
     rows = comparison.run(None, seeds=1)
     assert rows == comparison.run(None, seeds=1)
     assert {frozenset(row) for row in rows} == {frozenset(KEYS)}
