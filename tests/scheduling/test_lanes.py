@@ -3,102 +3,26 @@ several devices gets what next, and when a device gets nothing."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
-from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from minato_gpu.lab.simulation.scenarios import Scenario, hybrid_costs
-from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
+from minato_gpu.lab.simulation.virtual_lane import SampleProgress, VirtualLane
+from minato_gpu.lab.simulation.virtual_loader import FarNode, VirtualLoader
 from minato_gpu.lab.simulation.work import Outcome, Work
-from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, DeviceInterference
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.spans import tickets
 from tests.scheduling.model import Shell
 
 EVEN = m.LaneCosts(1000, 0.01, 0.0)
 SIZE = 8
-
-
-class Lane(NamedTuple):
-    """``speed``: of its slots; ``away_s``: the way there and back."""
-
-    slots: int
-    speed: float = 1.0
-    away_s: float = 0.0
-
-
-class Simulation:
-    """An epoch of samples that cost so much, in places of ``SIZE``, through these lanes; batches are taken at once."""
-
-    def __init__(self, lanes: dict[str, Lane], costs: Any, *, window: int, costs_known: bool) -> None:
-        self.lanes, self.costs = lanes, costs
-        self.scheduler = Scheduler(Policy(window=window))
-        self.revoked = 0
-        self.now = 0.0
-        self._predicted, self._first, self._count = costs_known, 0, 0
-        self._events: list[tuple[float, int, Any, Any]] = []
-        self._waiting: dict[str, deque[m.Chunk]] = {name: deque() for name in lanes}
-        self._free = {name: lane.slots for name, lane in lanes.items()}
-        for name, lane in lanes.items():
-            self._tell(m.LaneOpened(0.0, name, lane.slots, m.CPU, None, name == m.CPU))
-        self._admit()
-        while self._events:
-            self.now, _, act, what = heappop(self._events)
-            act(what)
-            self._admit()
-
-    @property
-    def of_bound(self) -> float:
-        """How near to the time in which all slots would be through, were none ever idle."""
-        return float(self.costs.sum()) / sum(lane.slots * lane.speed for lane in self.lanes.values()) / self.now
-
-    def _admit(self) -> None:
-        while self._first < len(self.costs) and self.scheduler.room >= SIZE:
-            first, self._first = self._first, self._first + SIZE
-            costs = self.costs[first : first + SIZE].tolist() if self._predicted else None
-            last = self._first == len(self.costs)
-            place = SourceBatch(first // SIZE)
-            self._tell(m.Admitted(self.now, place, 0, TicketId(first), SIZE, costs, last=last))
-
-    def _tell(self, event: m.Event) -> None:
-        for said in self.scheduler.handle(event):
-            if isinstance(said, m.Dispatch):
-                self._after(self.lanes[said.chunk.lane].away_s / 2, self._arrives, said.chunk)
-            elif isinstance(said, m.Compose):
-                self._after(0.0, self._tell, m.Delivered(self.now, OutputBatch(said.order)))
-            else:
-                self.revoked += 1
-
-    def _after(self, seconds: float, act: Any, what: Any) -> None:
-        self._count += 1
-        heappush(self._events, (self.now + seconds, self._count, act, what))
-
-    def _arrives(self, chunk: m.Chunk) -> None:
-        self._waiting[chunk.lane].append(chunk)
-        self._begin(chunk.lane)
-
-    def _begin(self, name: str) -> None:
-        if self._free[name] and self._waiting[name]:
-            self._free[name] -= 1
-            chunk, lane = self._waiting[name].popleft(), self.lanes[name]
-            seconds = float(sum(self.costs[serial] for serial in tickets(chunk.spans))) / lane.speed
-            self._after(seconds, self._ended, name)
-            self._after(seconds + lane.away_s / 2, self._reported, (chunk, seconds))
-
-    def _ended(self, name: str) -> None:
-        self._free[name] += 1
-        self._begin(name)
-
-    def _reported(self, what: tuple[m.Chunk, float]) -> None:
-        chunk, seconds = what
-        self._tell(m.Finished(self.now, chunk.number, chunk.size, seconds))
 
 
 def _opened(name: str, slots: int, kind: str = m.CPU) -> m.LaneOpened:
@@ -122,15 +46,21 @@ def test_the_threshold_counts_the_slots_of_all_lanes() -> None:
 
 
 @pytest.mark.parametrize("costs_known", [True, False])
-@pytest.mark.parametrize("lane", [Lane(4, 0.5), Lane(4, 1.0, 0.04), Lane(4, 2.0, 0.01)], ids=str)
-def test_a_lane_elsewhere_is_as_fast_as_it_turns_out_to_be(lane: Lane, costs_known: bool) -> None:
+@pytest.mark.parametrize(("speed", "away_s"), [(0.5, 0.0), (1.0, 0.04), (2.0, 0.01)])
+def test_a_lane_elsewhere_is_as_fast_as_it_turns_out_to_be(speed: float, away_s: float, costs_known: bool) -> None:
+    """Beside four slots here, four that are so fast, and whose reports take so long."""
     costs = np.random.default_rng(3).gamma(4.0, 0.0025, 4096)
-    run = Simulation({"cpu": Lane(4), "there": lane}, costs, window=256, costs_known=costs_known)
-    learned = run.scheduler.lane_costs["there"]
-    assert learned.speed == pytest.approx(lane.speed, rel=0.15)
-    assert learned.lease_s == pytest.approx(lane.away_s, rel=0.5, abs=2e-3)
-    assert run.of_bound > 0.9 and not run.revoked
-    here = run.scheduler.lane_costs["cpu"]
+    work = Work(costs, costs if costs_known else np.full(4096, np.nan), SIZE, (4096,), 4)
+    far = {"there": FarNode(4, lambda now, samples: now + away_s)}
+    loader = VirtualLoader(work, Policy(window=256), far=far)
+    there = replace(work, cpu=costs / speed)
+    loader._lanes["there"] = VirtualLane("there", there, SampleProgress(there), loader._ends)
+    seconds = loader.run().makespan_s
+    learned = loader.scheduler.lane_costs["there"]
+    assert learned.speed == pytest.approx(speed, rel=0.15)
+    assert learned.lease_s == pytest.approx(away_s, rel=0.5, abs=2e-3)
+    assert float(costs.sum()) / (4 + 4 * speed) > 0.9 * seconds
+    here = loader.scheduler.lane_costs["cpu"]
     assert (here.speed, here.lease_s) == (1.0, 0.0), "lanes of this host are the measure"
 
 
