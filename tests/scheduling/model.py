@@ -113,9 +113,7 @@ class Shell:
         self.unfetched.difference_update(serials)
         self.tell(m.Fetched(self.tick(), [], spans) if copies else m.Fetched(self.tick(), spans))
 
-    def finish(
-        self, number: int, upto: int, failed: tuple[int, ...] = (), seconds: float = 0.01, heeds: bool = True
-    ) -> None:
+    def finish(self, number: int, upto: int, failed: tuple[int, ...] = (), heeds: bool = True) -> None:
         """The lane has the first ``upto`` samples of a chunk ready; all of them: it is through.
 
         Those of a chunk with a stop are handed over there; so is, at the next of the cuts named if the worker ``heeds``
@@ -144,7 +142,7 @@ class Shell:
             self._forget(number)
         nbytes, held = SAMPLE_BYTES * (upto - before - len(handed)), SAMPLE_BYTES * len(handed)
         pairs = tuple(handed.items())
-        self.tell(m.Finished(self.tick(), number, upto, seconds, nbytes, final, failed, pairs, held))
+        self.tell(m.Finished(self.tick(), number, upto, 0.01, nbytes, final, failed, pairs, held))
 
     def give_back(self, number: int) -> None:
         """The worker was lost: what it had not finished goes back."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.samples import SourceBatch, TicketId
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
@@ -16,8 +16,8 @@ from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router, threshold
-from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.waiting import Entry, Waiting
+from tests.scheduling.model import CUTS, SAMPLE_BYTES, Shell
 from tests.support.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
@@ -150,93 +150,34 @@ def test_each_home_has_a_side_of_its_own_and_one_that_is_closed_sends_all_to_the
     assert waiting.seconds["device:1"] == 0.0 and waiting.seconds["cpu"] == pytest.approx(3.0 + 5.0)
 
 
-HANDED, FINAL = 1000, 10
-CUT = 2
+def opened(policy: Policy, cpu: int) -> Shell:
+    """So many slots of the CPU, and one device."""
+    shell = Shell(policy)
+    shell.open(m.CPU, cpu)
+    shell.open("device", 1)
+    return shell
 
 
-class Driver:
-    """Lanes driven by hand; what lies ready or handed over is counted."""
-
-    def __init__(self, policy: Policy, *lanes: tuple[str, int]) -> None:
-        self.scheduler = Scheduler(policy)
-        self.live: dict[int, m.Chunk] = {}
-        self.stage: set[int] = set()
-        self.held = self.peak = self.ready = 0
-        self.composed: list[m.Compose] = []
-        self.order: list[int] = []  # what the CPU has done
-        self.now = 0.0
-        for name, slots in lanes:
-            self.tell(m.LaneOpened(0.0, name, slots, m.CPU if name == m.CPU else m.DEVICE))
-
-    def tell(self, event: m.Event) -> list[m.Instruction]:
-        """Hand over the event, and keep what is dispatched."""
-        said = self.scheduler.handle(event)
-        for instruction in said:
-            if isinstance(instruction, m.Dispatch):
-                self.live[instruction.chunk.number] = instruction.chunk
-            elif isinstance(instruction, m.Compose):
-                self.composed.append(instruction)
-        return said
-
-    def on(self, lane: str) -> list[m.Chunk]:
-        """What the lane holds, oldest first."""
-        return [chunk for _, chunk in sorted(self.live.items()) if chunk.lane == lane]
-
-    def finish(self, chunk: m.Chunk) -> None:
-        """The chunk is done, or has come to its stop."""
-        del self.live[chunk.number]
-        self.now += 0.01
-        serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)]
-        if chunk.lane == m.CPU:
-            self.order += serials
-        came = len(self.stage.intersection(serials)) * HANDED
-        if chunk.stop >= 0:
-            handed = tuple((offset, chunk.stop) for offset in range(chunk.size))
-            self.stage.update(serials)
-            self.held += chunk.size * HANDED - came
-            self.peak = max(self.peak, self.held)
-            nbytes = chunk.size * HANDED
-            self.tell(m.Finished(self.now, chunk.number, chunk.size, chunk.seconds, 0, True, (), handed, nbytes))
-            return
-        self.stage.difference_update(serials)
-        self.held += chunk.size * FINAL - came
-        self.ready += chunk.size * FINAL
-        self.peak = max(self.peak, self.held)
-        self.tell(m.Finished(self.now, chunk.number, chunk.size, chunk.seconds, chunk.size * FINAL))
-
-    def deliver(self) -> int:
-        """The consumer takes what there is; how many samples."""
-        count = 0
-        while self.composed:
-            batch = self.composed.pop(0)
-            size = sum(hi - lo for lo, hi in batch.spans)
-            count += size
-            self.held -= size * FINAL
-            self.ready -= size * FINAL
-            self.tell(m.Asked(self.now))
-            self.tell(m.Delivered(self.now, batch.order, in_flight=self.ready))
-        return count
+def on(shell: Shell, lane: str) -> list[int]:
+    """The chunks that the lane holds, oldest first."""
+    return [number for number, chunk in sorted(shell.held.items()) if chunk.lane == lane]
 
 
 def test_what_is_to_be_handed_over_counts_with_what_it_leaves_there() -> None:
     """P4: a device that is behind must not let the CPU pile up intermediate values beyond the budget."""
-    budget, slots, samples = 8 * HANDED, 2, 256
-    policy = Policy(window=samples, budget_bytes=budget, micro_batch=1)
-    driver = Driver(policy, (m.CPU, slots), ("device", 1))
-    plans = [(Plan(CUT, 1e-3, 1e-3),)] * 16
-    delivered = 0
-    for place in range(samples // 16):
-        first = TicketId(16 * place)
-        driver.tell(m.Admitted(0.0, SourceBatch(place), 0, first, 16, [1.0] * 16, [1.0] * 16, between=plans))
-    for _ in range(20 * samples):
-        if delivered == samples:
-            break
-        chunk = next(iter(driver.on(m.CPU)), None) or driver.on("device")[0]  # the CPU is always the faster one
-        driver.finish(chunk)
-        driver.tell(m.Asked(driver.now))
-        delivered += driver.deliver()
-    assert delivered == samples
-    assert driver.peak <= budget + (slots + 1) * HANDED
+    budget, slots = 8 * SAMPLE_BYTES, 2
+    shell = opened(Policy(window=256, budget_bytes=budget, micro_batch=1), slots)
+    for _ in range(64):
+        shell.admit(4, 0, [1.0] * 4, [1.0] * 4, [(Plan(CUTS[0], 1e-3, 1e-3),)] * 4)
+    peak = 0
+    while len(delivered := shell.delivered_serials()) < 256:
+        number = next(iter(on(shell, m.CPU)), None)  # the CPU is always the faster one
+        number = on(shell, "device")[0] if number is None else number
+        shell.finish(number, shell.held[number].size)
+        peak = max(peak, SAMPLE_BYTES * (len(shell.ready) + shell.waiting_on() - len(delivered)))
+        while shell.ask():
+            pass
+    assert shell.stage and peak <= budget + (slots + 1) * SAMPLE_BYTES
 
 
 def test_until_it_is_known_what_a_hand_over_leaves_no_more_than_the_slots_go_there() -> None:
@@ -257,36 +198,35 @@ def test_until_it_is_known_what_a_hand_over_leaves_no_more_than_the_slots_go_the
 
 def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu() -> None:
     """In strict order the consumer waits for them, while the CPU prepares what comes after."""
-    driver = Driver(Policy(window=64, ahead_s=0.0, micro_batch=8), (m.CPU, 1), ("device", 1))
-    device = [1e-3, 9e-3] * 8
-    for place in range(4):
-        driver.tell(m.Admitted(0.0, SourceBatch(place), 0, TicketId(16 * place), 16, [10e-3] * 16, device))
-    sent = driver.on("device")
-    given = {serial for chunk in sent for lo, hi in chunk.spans for serial in range(lo, hi)}
+    shell = opened(Policy(window=64, ahead_s=0.0, micro_batch=8), 1)
+    for _ in range(4):
+        shell.admit(16, 0, [10e-3] * 16, [1e-3, 9e-3] * 8)
+    sent = on(shell, "device")
+    given = {serial for number in sent for lo, hi in shell.held[number].spans for serial in range(lo, hi)}
     assert given
-    driver.tell(m.LaneOpened(0.01, "device", -1, m.DEVICE))
-    for chunk in sent:
-        del driver.live[chunk.number]
-        driver.tell(m.Finished(0.01, chunk.number, 0, 0.0))
-    while len(driver.order) < 32:
-        driver.finish(driver.on(m.CPU)[0])
-    assert given <= set(driver.order), "they are among the oldest"
+    shell.open("device", -1)
+    for number in sent:
+        shell.give_back(number)
+    while len(shell.ready) < 32:
+        first = on(shell, m.CPU)[0]
+        shell.finish(first, shell.held[first].size)
+    assert given <= shell.ready, "they are among the oldest"
 
 
 def test_a_look_at_a_chunk_that_has_nothing_left_to_do_is_harmless() -> None:
     """All its samples are reported, and the worker has not said yet that it is through."""
-    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 2))
-    driver.tell(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 16, [2e-4] * 16, None))
-    chunk = driver.on(m.CPU)[0]
-    driver.tell(m.Finished(0.01, chunk.number, chunk.size, 0.01, 100, False))
-    driver.tell(m.Running(0.05, chunk.number, chunk.size, 0.04))
-    driver.tell(m.Tick(0.05))
-    assert (driver.scheduler.wake_at() or 1.0) > 0.05
+    shell = Shell(Policy(window=64, ahead_s=0.0))
+    shell.open(m.CPU, 2)
+    shell.admit(16, 0, [2e-4] * 16)
+    chunk = shell.held[on(shell, m.CPU)[0]]
+    shell.tell(m.Finished(0.03, chunk.number, chunk.size, 0.01, 100, False))
+    shell.tell(m.Running(0.05, chunk.number, chunk.size, 0.04))
+    shell.tell(m.Tick(0.05))
+    assert (shell.scheduler.wake_at() or 1.0) > 0.05
 
 
 def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_through() -> None:
-    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", 1))
-    router = driver.scheduler._intake.router
+    router = opened(Policy(window=64, ahead_s=0.0), 1).scheduler._intake.router
     entry = entry_of(0, 1, 0, 8e-3, 1.0)
     entry.between = (Plan(2, 2e-3, 5e-3), Plan(3, 4e-3, 2e-3, 4e-3), Plan(4, 6e-3, 1e-3))
     assert router.rescues(entry, 10.0, 0.080) == (2, 3, 4)
