@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from minato_gpu.lab.top.client import LoaderState
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.observe.shared_service import LoaderSnapshot
+from tests.support.programs import Program
 from tests.support.waiting import wait_until
 
 
@@ -34,6 +36,20 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _watching() -> set[int]:
     return {thread.ident or 0 for thread in threading.enumerate() if thread.name == "minato-watch"}
+
+
+@contextmanager
+def training(runtime: Path, count: int = 1) -> Iterator[list[Program]]:
+    """Jobs that train."""
+    with ExitStack() as undo:
+        started = []
+        for _ in range(count):
+            program = Program("tests.observe.watched_program", environment={"XDG_RUNTIME_DIR": str(runtime)})
+            undo.callback(program.close)
+            undo.callback(program.kill)
+            started.append(program)
+        assert [program.stdout.readline() for program in started] == ["trains\n"] * count
+        yield started
 
 
 def stats(samples: int = 0, elapsed: float = 10.0, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from minato_gpu import DataLoader
 from minato_gpu.observe.metrics import LoaderCollector
 from minato_gpu.observe.shared_service import LoaderSnapshot
 from tests.observe.conftest import Speaker, lane, stats
-from tests.observe.test_watching import _forked
+from tests.support.concurrency import said_by_a_child
 from tests.support.leaks import check_scenario, open_links
 from tests.support.programs import kept_free
 
@@ -169,7 +169,7 @@ def test_copies_and_forked_processes_export_nothing() -> None:
         held = socket_of_parent in open_links()
         return ["metrics" in kept[0].stats(), len(list(_loader(metrics_port=None))), held]
 
-    assert _forked(child) == "[False, 8, False]"
+    assert said_by_a_child(child) == [False, 8, False]
     assert _of(_scrape(address), "samples_total", loader="range-1") == 32
     kept.clear()
     del loader

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import signal
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,34 +16,8 @@ from rich.console import Console, Group
 from minato_gpu.lab.cli import main
 from minato_gpu.lab.top import view
 from minato_gpu.lab.top.client import JobState
-from tests.observe.conftest import lane, state
+from tests.observe.conftest import lane, state, training
 from tests.support.programs import Program
-
-
-@pytest.fixture
-def jobs(runtime: Path) -> Iterator[list[Program]]:
-    """Two that train."""
-    yield from _training(runtime, 2)
-
-
-@pytest.fixture
-def job(runtime: Path) -> Iterator[Program]:
-    """One that trains."""
-    for (started,) in _training(runtime, 1):
-        yield started
-
-
-def _training(runtime: Path, count: int) -> Iterator[list[Program]]:
-    environment = {"XDG_RUNTIME_DIR": str(runtime)}
-    started = [Program("tests.observe.watched_program", environment=environment) for _ in range(count)]
-    try:
-        for one in started:
-            assert one.stdout.readline() == "trains\n"
-        yield started
-    finally:
-        for one in started:
-            one.kill()
-            one.close()
 
 
 def _top(*arguments: str, code: int = 0) -> Any:
@@ -53,13 +26,14 @@ def _top(*arguments: str, code: int = 0) -> Any:
     return result
 
 
-def test_one_job_is_found_and_of_several_one_is_named(jobs: list[Program]) -> None:
-    listed = _top(code=1).output
-    assert "there are 2 jobs: " in listed and all(str(one.pid) in listed.split() for one in jobs)
-    jobs[0].kill()
-    jobs[0].wait()
-    said = _top("--interval", "0.1").output
-    assert f"process {jobs[1].pid}: " in said and "range-1  epoch" in said and "of 64" in said
+def test_one_job_is_found_and_of_several_one_is_named(runtime: Path) -> None:
+    with training(runtime, 2) as (first, second):
+        listed = _top(code=1).output
+        assert "there are 2 jobs: " in listed and all(str(one.pid) in listed.split() for one in (first, second))
+        first.kill()
+        first.wait()
+        said = _top("--interval", "0.1").output
+    assert f"process {second.pid}: " in said and "range-1  epoch" in said and "of 64" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -97,24 +71,24 @@ def _until(end: int, word: str, said: str = "") -> str:
 
 
 @pytest.mark.parametrize("how", ["the job ends", "Ctrl-C"])
-def test_a_live_view_until_it_ends(job: Program, how: str) -> None:
-    viewer, end = _live(job.pid)
-    try:
-        said = _until(end, "samples/s")
-        assert f"process {job.pid}: " in said
-        if how == "Ctrl-C":
-            os.kill(viewer.pid, signal.SIGINT)
-        else:
-            job.kill()
-        said = _until(end, "no such word", said)
-        code = viewer.wait()
-    finally:
-        os.close(end)
+def test_a_live_view_until_it_ends(runtime: Path, how: str) -> None:
+    with training(runtime) as (job,):
+        viewer, end = _live(job.pid)
+        try:
+            said = _until(end, "samples/s")
+            assert f"process {job.pid}: " in said
+            if how == "Ctrl-C":
+                os.kill(viewer.pid, signal.SIGINT)
+            else:
+                job.kill()
+            said = _until(end, "no such word", said)
+            code = viewer.wait()
+        finally:
+            os.close(end)
+        assert how != "Ctrl-C" or job.poll() is None
     assert code == (0 if how == "Ctrl-C" else 1), said
     assert ("or has ended" in said) == (how != "Ctrl-C"), said
     assert "Traceback" not in said
-    if how == "Ctrl-C":
-        assert job.poll() is None
 
 
 # --- figures of two answers, and what is shown of them --------------------------------------------------------------

@@ -6,7 +6,6 @@ import errno
 import gc
 import json
 import logging
-import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from minato_gpu import DataLoader
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace import Trace, TraceFile, write_trace
 from tests.observe.test_facts import Costly
+from tests.support.concurrency import said_by_a_child
 
 NUMBERS: Any = list(range(400))
 
@@ -150,21 +150,18 @@ def test_two_that_are_written_at_once_have_names_of_their_own(tmp_path: Path) ->
 
 def test_a_process_that_was_forked_writes_nothing(tmp_path: Path) -> None:
     loader: Any = DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.json")
-    batches = iter(loader)
-    next(batches)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            next(batches)
-            list(loader)
-            del loader, batches
-            gc.collect()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(list(batches)) == 1
+    kept = [loader, iter(loader)]
+    del loader
+    next(kept[1])
+
+    def child() -> tuple[int, int]:
+        came = len(next(kept[1])), len(list(kept[0]))
+        kept.clear()
+        gc.collect()
+        return came
+
+    assert said_by_a_child(child) == (4, 2)
+    assert len(list(kept[1])) == 1
     assert len(read(tmp_path / "run.json").batches) == 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.util.threads import OwnThread
+from tests.observe.conftest import training
+from tests.support.concurrency import said_by_a_child
 from tests.support.leaks import check_scenario, open_links
-from tests.support.programs import Program
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -120,22 +120,6 @@ def test_workers_do_not_hold_the_socket(runtime: Path) -> None:
     assert len(list(iterator)) == 7
 
 
-def _forked(work: Any) -> str:
-    """What ``work`` returns in a process that was forked from this one, which does not clean up."""
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writes, str(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads) as told:
-        said = told.read()
-    os.waitpid(pid, 0)
-    return said
-
-
 def test_a_forked_process_does_not_answer_for_its_parent_but_for_itself(runtime: Path) -> None:
     inherited = [_loader(worker_kind="thread")]
     list(inherited[0])
@@ -149,23 +133,12 @@ def test_a_forked_process_does_not_answer_for_its_parent_but_for_itself(runtime:
         del own
         return [before, found.pid == os.getpid(), len(found.loaders), _sockets(runtime) == [str(os.getppid())]]
 
-    assert _forked(child) == "[True, True, 1, True]"
+    assert said_by_a_child(child) == [True, True, 1, True]
     assert ask(os.getpid()).loaders[0].stats["samples_delivered"] == 32
 
 
-@contextmanager
-def _job(runtime: Path) -> Iterator[Program]:
-    program = Program("tests.observe.watched_program", environment={"XDG_RUNTIME_DIR": str(runtime)})
-    try:
-        assert program.stdout.readline() == "trains\n"
-        yield program
-    finally:
-        program.kill()
-        program.close()
-
-
 def test_a_job_that_ends_takes_its_socket_along(runtime: Path) -> None:
-    with _job(runtime) as program:
+    with training(runtime) as (program,):
         assert ask(program.pid).loaders[0].stats["samples_expected"] == 64
         program.stdin.write("end\n")
         program.stdin.flush()
@@ -176,7 +149,7 @@ def test_a_job_that_ends_takes_its_socket_along(runtime: Path) -> None:
 
 
 def test_what_a_killed_job_has_left_is_removed_by_the_next_who_looks(runtime: Path) -> None:
-    with _job(runtime) as program:
+    with training(runtime) as (program,):
         program.kill()
         program.wait()
         assert _sockets(runtime) == [str(program.pid)]
