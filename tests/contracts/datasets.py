@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +43,19 @@ class Made(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.make(index)
+
+
+class Deadly:
+    """The sample of key ``at`` kills its worker, once."""
+
+    def __init__(self, at: int, context: str = "fork") -> None:
+        self.at, self.left = at, multiprocessing.get_context(context).Value("i", 1, lock=False)
+
+    def __call__(self, key: int) -> Any:
+        if key == self.at and self.left.value:
+            self.left.value = 0
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(key)
 
 
 class Sourced(Made):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from typing import Any
 
@@ -14,6 +13,7 @@ from minato_gpu import DataLoader, Pipeline, Stage, TooManyFailures
 from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
 from tests.contracts.modes import MINATO, Mode
+from tests.contracts.resuming import through_json
 from tests.support.raising import error_of
 
 BAD = (5, 6, 17, 30)
@@ -26,10 +26,6 @@ def broken(index: int) -> Any:
     if index in BAD:
         raise ValueError(f"sample {index} is broken")
     return torch.tensor(index)
-
-
-def _stored(state: Any) -> Any:
-    return json.loads(json.dumps(state))
 
 
 def numbers(batches: Any) -> list[int]:
@@ -98,7 +94,7 @@ def test_the_budget_counts_on_after_a_resume(mode: Mode, workers: int) -> None:
     while loader.stats()["samples_failed"] < 3:
         next(iterator)
     resumed = make()
-    resumed.load_state_dict(_stored(loader.state_dict()))
+    resumed.load_state_dict(through_json(loader.state_dict()))
     text = str(error_of(TooManyFailures, list, resumed))
     assert "4 samples failed in this epoch, max_failures=3" in text
     assert "4 samples failed" in str(error_of(TooManyFailures, list, resumed)), "the next epoch counts from nothing"

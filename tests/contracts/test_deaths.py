@@ -3,52 +3,26 @@ the rest comes with the same draws in every mode is in the table (``cases.py``).
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from minato_gpu import DataLoader
-from tests.contracts.datasets import Costly, Made
+from tests.contracts.datasets import Costly, Deadly, Made
 from tests.support.leaks import no_child_stays
 from tests.support.raising import error_of
 from tests.support.waiting import wait_until
 
 FORK = multiprocessing.get_context("fork")
-DEATHS: dict[str, Callable[[], Any]] = {
-    "_exit": lambda: os._exit(3),
-    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
-    "segmentation fault": lambda: ctypes.string_at(0),
-    "no memory behind shared memory": lambda: os.kill(os.getpid(), signal.SIGBUS),
-}
 
 
-def _deadly(times: int, how: str = "SIGKILL", at: int = 17, length: int = 40) -> Made:
-    """The sample of key ``at`` kills its worker the first ``times`` times."""
-    left = FORK.Value("i", times, lock=False)
-
-    def make(key: int) -> Any:
-        if key == at and left.value:
-            left.value -= 1
-            DEATHS[how]()
-        return torch.tensor(key)
-
-    return Made(length, make)
-
-
-def _loader(dataset: Any, batch: int = 4, **more: Any) -> Any:
-    return DataLoader(dataset, batch, **{"num_workers": 2, "on_worker_death": "replace", **more})
-
-
-def _keys(batches: Any) -> list[int]:
-    return [key for batch in batches for key in batch.tolist()]
+def _loader(dataset: Any, **more: Any) -> Any:
+    return DataLoader(dataset, 4, **{"num_workers": 2, "on_worker_death": "replace", **more})
 
 
 class _Own(BaseException):
@@ -74,7 +48,7 @@ def _leaves(error: str) -> Made:
 
 @pytest.mark.parametrize("error", _ENDS)
 def test_an_exception_that_ends_workers_is_told_by_its_name(error: str) -> None:
-    loader = DataLoader(_leaves(error), 4, num_workers=2, on_worker_death="replace", on_error="skip")
+    loader = _loader(_leaves(error), on_error="skip")
     assert [key for batch in loader for key in batch.tolist()] == [key for key in range(40) if key != 17]
     [bad] = loader.stats()["failures"]
     assert (bad["index"], bad["error"]) == ("17", error)
@@ -104,7 +78,7 @@ def test_what_ended_one_worker_is_not_said_of_the_next() -> None:
         told.append(bad)
         return "skip"
 
-    loader = DataLoader(Made(40, make), 4, num_workers=1, on_worker_death="replace", on_error=skip)
+    loader = _loader(Made(40, make), num_workers=1, on_error=skip)
     assert len([key for batch in loader for key in batch]) == 39
     assert loader.stats()["workers"]["died"] == 3
     [bad] = told
@@ -122,9 +96,7 @@ def test_a_collate_function_that_kills(order: dict[str, Any], times: int) -> Non
             os.kill(os.getpid(), signal.SIGKILL)
         return samples
 
-    loader = DataLoader(
-        Made(16, int), 4, num_workers=2, collate_fn=collate, on_worker_death="replace", on_error="skip", **order
-    )
+    loader = _loader(Made(16, int), collate_fn=collate, on_error="skip", **order)
     if times == 1:
         assert sorted(key for batch in loader for key in batch) == list(range(16))
     else:
@@ -144,9 +116,7 @@ def test_a_collate_function_that_works_in_place_does_not_see_what_the_dead_left(
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.stack(samples)
 
-    dataset = Made(16, lambda key: torch.full((20_000,), key))
-    more: dict[str, Any] = {"num_workers": 2, "collate_fn": collate, "in_order": False, "on_worker_death": "replace"}
-    loader = DataLoader(dataset, 4, **more)
+    loader = _loader(Made(16, lambda key: torch.full((20_000,), key)), collate_fn=collate, in_order=False)
     assert sorted(int(sample[0]) for batch in loader for sample in batch) == list(range(1, 17))
     assert left.value == 0 and loader.stats()["samples_repeated"] >= 4
 
@@ -156,13 +126,13 @@ def test_a_loader_made_in_a_thread() -> None:
     made: list[Any] = []
 
     def make() -> None:
-        loader = _loader(_deadly(1, at=38))
+        loader = _loader(Made(40, Deadly(38)))
         made.extend((loader, iter(loader)))
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    assert _keys(made[1]) == list(range(40))
+    assert [key for batch in made[1] for key in batch.tolist()] == list(range(40))
 
 
 def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() -> None:

@@ -175,32 +175,3 @@ def test_errors_of_a_class_that_only_workers_know(mode: Mode) -> None:
     assert loader.stats()["samples_failed"] == 4
     with pytest.raises(RuntimeError, match=r"(?s)Unknown, whose class cannot be loaded here.*the reason"):
         list(mode.loader(data, 4, num_workers=2))
-
-
-class _RaisesOnce:
-    """Batches of one key, below 6; asked for key 3 it raises, and goes on when it is asked again."""
-
-    def __init__(self) -> None:
-        self.next, self.raised = 0, False
-
-    def __iter__(self) -> _RaisesOnce:
-        return self
-
-    def __next__(self) -> list[int]:
-        if self.next == 3 and not self.raised:
-            self.raised = True
-            raise ValueError("once")
-        if self.next == 6:
-            raise StopIteration
-        self.next += 1
-        return [self.next - 1]
-
-
-def test_a_sampler_that_raised_is_asked_again() -> None:
-    """Else the consumer would wait for a batch that nobody has drawn."""
-    loader: Any = DataLoader(range(6), batch_sampler=_RaisesOnce(), num_workers=1, prefetch_factor=1, timeout=60)  # type: ignore[arg-type]
-    iterator = iter(loader)
-    assert [next(iterator).item() for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="once"):
-        next(iterator)
-    assert [batch.item() for batch in iterator] == [3, 4, 5]

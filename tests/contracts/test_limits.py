@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import mmap
-import multiprocessing
 import os
 import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.processes import WorkerDied
-from tests.contracts.datasets import Made, Sourced
+from tests.contracts.datasets import Deadly, Made, Sourced
 from tests.support import programs
 from tests.support.concurrency import said_by_a_child
 from tests.support.raising import error_of
@@ -102,31 +100,15 @@ def test_epochs_without_descriptors_of_processes(kind: Any, persistent: bool) ->
     assert loader.stats()["reads"]["process"] == "runs"
 
 
-def _deadly(context: str = "fork") -> Made:
-    """Key 17 kills its worker, once."""
-    return Made(40, _Deadly(multiprocessing.get_context(context).Value("i", 1, lock=False)))
-
-
-class _Deadly:
-    def __init__(self, left: Any) -> None:
-        self.left = left
-
-    def __call__(self, key: int) -> Any:
-        if key == 17 and self.left.value:
-            self.left.value = 0
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.tensor(key)
-
-
 @pytest.mark.usefixtures("no_pidfd")
 def test_a_death_is_noticed() -> None:
-    loader = DataLoader(_deadly(), 4, num_workers=2)
+    loader = DataLoader(Made(40, Deadly(17)), 4, num_workers=2)
     assert "is killed by signal: Killed" in str(error_of(WorkerDied, list, loader))
 
 
 @pytest.mark.usefixtures("no_pidfd")
 def test_replacing_says_what_it_needs() -> None:
-    caught = error_of(RuntimeError, iter, DataLoader(_deadly(), 4, num_workers=2, on_worker_death="replace"))
+    caught = error_of(RuntimeError, iter, DataLoader(Made(40, int), 4, num_workers=2, on_worker_death="replace"))
     assert str(caught).startswith("on_worker_death='replace' needs pidfd_open")
     assert "multiprocessing_context='spawn'" in str(caught)
 
@@ -134,7 +116,7 @@ def test_replacing_says_what_it_needs() -> None:
 @pytest.mark.usefixtures("no_pidfd")
 def test_replacing_without_a_fork() -> None:
     more: dict[str, Any] = {"multiprocessing_context": "forkserver", "on_worker_death": "replace"}
-    loader = DataLoader(_deadly("forkserver"), 4, num_workers=2, **more)
+    loader = DataLoader(Made(40, Deadly(17, "forkserver")), 4, num_workers=2, **more)
     assert [int(key) for batch in loader for key in batch] == list(range(40))
     assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 1}
 

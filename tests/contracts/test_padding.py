@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.utils.data import DistributedSampler
 import minato_gpu.epoch.delivery
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
+from tests.contracts.resuming import through_json
 
 _SAMPLES, _BATCH, _RANKS = 120, 4, 2
 _BATCHES = 15
@@ -36,10 +36,6 @@ def _loader(
     arguments: dict[str, Any] = {"num_workers": workers, "sampler": sampler, "on_error": "skip", **more}
     arguments.setdefault("batch_size", _BATCH)
     return mode.loader(data, generator=torch.Generator().manual_seed(3), **arguments)
-
-
-def _stored(state: Any) -> Any:
-    return json.loads(json.dumps(state))
 
 
 def _indices(batches: Any) -> list[list[int]]:
@@ -120,8 +116,8 @@ def test_every_step_resumes(mode: Mode) -> None:
     for step in steps:
         got += [rows([next(iterator)]) for _ in range(step - len(got))]
         first = list(got)
-        state = _stored(loader.state_dict())
-        behind = _stored(loader.state_dict(ahead=min(step, 2)))
+        state = through_json(loader.state_dict())
+        behind = through_json(loader.state_dict(ahead=min(step, 2)))
         resumed = _loader(mode, 2)
         resumed.load_state_dict(state)
         whole = [*first, *(rows([batch]) for batch in resumed)]
