@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import minato_gpu
 import minato_gpu.device.accelerator
-from minato_gpu import DataLoader, Pipeline, Source, Stage
+from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.memory.limits import memory_limit
 from minato_gpu.options import cache as cache_options
 from minato_gpu.options.cache import CacheOptions
 from minato_gpu.options.options import Options
 from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.sources.disk import LEAST_BUDGET as LEAST
+from tests.contracts.datasets import Sourced
 from tests.support.torchvision_operators import import_torchvision
 
 X = Field(np.float32, (2,))
@@ -139,28 +140,14 @@ def test_a_device_that_is_not_there() -> None:
 # --- cache and cache_dir ----------------------------------------------------------------------------------------------
 
 
-class Declares:
-    """Ten samples of one file each."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, key: int) -> int:
-        return key
-
-    def source(self, key: int) -> Source:
-        return Source(f"/nowhere/{key}")
-
-
 class _DeclaringStream(_Stream):
     """Declares what nobody asks for."""
 
-    def source(self, key: int) -> Source:
-        return Source(f"/nowhere/{key}")
+    source = Sourced.source
 
 
 def made(cache: Any = None, cache_dir: Any = None, dataset: Any = None, **more: Any) -> CacheOptions:
-    data: Any = Declares() if dataset is None else dataset
+    data: Any = Sourced(10, int) if dataset is None else dataset
     return options(data, **{"num_workers": 1, "cache": cache, "cache_dir": cache_dir, **more}).cache
 
 
@@ -248,7 +235,7 @@ def test_more_than_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"num_workers": 0}, "needs num_workers > 0"),
         ({"dataset": list(range(10))}, r"give it a method source\(key\)"),
-        ({"dataset": ConcatDataset([Declares(), list(range(10))])}, r"give it a method source\(key\)"),  # type: ignore[list-item]
+        ({"dataset": ConcatDataset([Sourced(10, int), list(range(10))])}, r"give it a method source\(key\)"),  # type: ignore[list-item]
         ({"dataset": _DeclaringStream()}, "an iterable data set reads for itself"),
     ],
 )
@@ -258,7 +245,7 @@ def test_loaders_that_have_nothing_to_keep(more: dict[str, Any], words: str) -> 
 
 
 def test_a_name_to_share_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    data: Any = Declares()
+    data = Sourced(10, int)
     assert options(dataset=data, num_workers=1, share=False).share == ""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
     assert options(dataset=data, num_workers=1, share=True).share == "job-7"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from benchmarks.cache_replay import run_epoch
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.policy import CachePolicy
 
@@ -68,6 +69,15 @@ def hits(policy: CachePolicy, epochs: Sequence[Sequence[int]], look_ahead: int =
         start = policy.begin(epoch, orders, look_ahead)
         found.append([tier.access(key, now=now) for now, key in enumerate(keys, start)])
     return found
+
+
+def hits_of(policy: CachePolicy, epochs: Sequence[Sequence[int]], look_ahead: int) -> list[int]:
+    """Hits of each epoch of a policy that may keep something already."""
+    orders = Listed(tuple(map(tuple, epochs)))
+    return [
+        len(run_epoch(policy, np.array(keys, np.int64), policy.begin(epoch, orders, look_ahead)))
+        for epoch, keys in enumerate(epochs)
+    ]
 
 
 def best_hits(accesses: Sequence[int], capacity: int) -> int:

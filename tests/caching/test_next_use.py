@@ -16,7 +16,7 @@ from benchmarks.cache_replay import most_hits
 from minato_gpu.caching.future import NEVER, Future
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import CachePolicy, Minio
-from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, shuffled_shares
+from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, hits_of, shuffled_shares
 from tests.conftest import half
 
 
@@ -55,20 +55,6 @@ def test_after_a_change_of_orders_it_is_as_if_it_had_known(
         if key in changed:
             fresh.offer(key, 1, 0)
     assert hits_of(changed, second, look_ahead) == hits_of(fresh, second, look_ahead)
-
-
-def hits_of(policy: NextUse, epochs: list[list[int]], look_ahead: int) -> list[int]:
-    """Hits of each epoch of a policy that may keep something already."""
-    orders, counts = Listed(tuple(map(tuple, epochs))), []
-    for epoch, keys in enumerate(epochs):
-        counts.append(0)
-        for now, key in enumerate(keys, policy.begin(epoch, orders, look_ahead)):
-            if key in policy:
-                policy.used(key, now)
-                counts[-1] += 1
-            else:
-                policy.offer(key, 1, now)
-    return counts
 
 
 def test_a_missed_epoch_or_another_order_leaves_no_trace() -> None:

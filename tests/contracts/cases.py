@@ -18,37 +18,9 @@ from tests.support.covering import pairwise
 
 SAMPLES = 30
 BAD = 7  # the key whose sample raises, hangs, or kills its worker
-LISTED = (
-    7,
-    7,
-    3,
-    12,
-    7,
-    29,
-    0,
-    1,
-    2,
-    3,
-    3,
-    28,
-    14,
-    15,
-    16,
-    17,
-    4,
-    5,
-    6,
-    21,
-    22,
-    23,
-    12,
-    24,
-    25,
-    11,
-    10,
-    29,
-    3,
-)  # some twice
+LISTED = (  # some twice
+    *(7, 7, 3, 12, 7, 29, *range(4), 3, 28, *range(14, 18), *range(4, 7), *range(21, 24), 12, 24, 25, 11, 10, 29, 3),
+)
 DRAWN = 13  # keys after which a sampler raises
 ALLOWED = 1  # failures in an epoch, where one more is "too many"
 HANG_S = 2.0  # the limit for a sample, which takes milliseconds

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
-from benchmarks.cache_replay import budget_of, policy_of, replay_on_disk, run_epoch
+from benchmarks.cache_replay import budget_of, policy_of, replay_on_disk
 from minato_gpu.caching.choice import bound
 from minato_gpu.sampling.lookahead import DistributedOrders
+from tests.caching.model import hits_of
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files
 
 _SAMPLES = 192
@@ -33,26 +34,6 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 def weighted(generator: Any, samples: int) -> Any:
     weights = np.random.default_rng(7).lognormal(0.0, 1.0, samples)
     return WeightedRandomSampler(weights.tolist(), samples, generator=generator)
-
-
-class Drawn:
-    """Orders that have been delivered."""
-
-    def __init__(self, orders: list[list[int]]) -> None:
-        self.orders = [np.array(order) for order in orders]
-
-    def order(self, epoch: int) -> Any:
-        return self.orders[epoch] if epoch < len(self.orders) else None
-
-
-def simulated(policy: str, orders: list[list[int]], look_ahead: int) -> list[int]:
-    """The hits of each epoch."""
-    found = []
-    kept = policy_of(policy, _KEPT, _SAMPLES)
-    for number, order in enumerate(Drawn(orders).orders):
-        start = kept.begin(number, Drawn(orders), look_ahead)
-        found.append(len(run_epoch(kept, order, start)))
-    return found
 
 
 @pytest.mark.parametrize("owns", [True, False], ids=["own generator", "the global one"])
@@ -78,7 +59,10 @@ def test_as_many_hits_as_simulated(folder: Path, owns: bool, persistent: bool) -
         close(loader)
     assert found[:_EPOCHS] == found[_EPOCHS:]
     orders = [[row[0] for row in got] for got, _, _ in found[:_EPOCHS]]
-    best, first = simulated("next-use", orders, 4 * _SAMPLES // len(orders[0])), simulated("minio", orders, 0)
+    best, first = (
+        hits_of(policy_of(name, _KEPT, _SAMPLES), orders, ahead)
+        for name, ahead in (("next-use", 4 * _SAMPLES // len(orders[0])), ("minio", 0))
+    )
     # in the first epoch sizes are not known yet; bytes that are there for another sample count as shared; and where
     # workers stay, some of the next epoch may have been read ahead
     beyond = hits[-1] + shared + read - sum(len(order) for order in orders)

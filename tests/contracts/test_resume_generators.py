@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
 from minato_gpu.sampling.packing import packed_state
@@ -218,3 +218,24 @@ def test_a_stream_beside_a_collate_fn_that_draws(workers: int) -> None:
 
     with pytest.raises(ValueError, match=r"its collate_fn draws from a global generator, as the stream may. Give the"):
         _resumed(make, 5)
+
+
+class Draws(IterableDataset[Any]):
+    """Yields what its worker draws, its seed, and what torch says the seed is."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        drawn = random.getrandbits(48), int(torch.randint(1 << 48, ()))
+        yield torch.tensor([*drawn, info.seed >> 1, torch.initial_seed() >> 1])
+
+
+def test_workers_that_start_after_a_resume_draw_something_new() -> None:
+    """Of workers that stay: they are started at a later epoch."""
+    loader, resumed = (DataLoader(Draws(), None, num_workers=1, persistent_workers=True) for _ in range(2))
+    (first,), (second,) = list(loader), list(loader)
+    resumed.load_state_dict(loader.state_dict())
+    (third,) = list(resumed)
+    drawn = {number for batch in (first, second, third) for number in batch[:2].tolist()}
+    assert len(drawn) == 6
+    assert first[2:].tolist() == third[2:].tolist(), "what a worker is told of its seed stays"

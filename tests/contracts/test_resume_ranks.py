@@ -19,16 +19,16 @@ from tests.contracts.samplers import Counting
 _SAMPLES = 61
 
 
-def _loaders(ranks: int, *, in_order: bool = True, **sampler: Any) -> list[Any]:
-    data = Made(_SAMPLES, draw)
+def _loaders(ranks: int, data: Any = None, *, shuffle: bool = True, **more: Any) -> list[Any]:
+    data = Made(_SAMPLES, draw) if data is None else data
     return [
         DataLoader(
             data,
             4,
-            sampler=DistributedSampler(data, ranks, rank, seed=3, **sampler),
+            sampler=DistributedSampler(data, ranks, rank, shuffle, seed=3),
             num_workers=1 + rank % 2,
-            in_order=in_order,
             generator=torch.Generator().manual_seed(5),
+            **more,
         )
         for rank in range(ranks)
     ]
@@ -39,20 +39,20 @@ def _rest(loaders: list[Any], state: Any) -> list[Any]:
     out: list[Any] = []
     for loader in loaders:
         loader.load_state_dict(through_json(state))
-        out += [rows([batch]) for batch in loader]
+        out += loader
     return out
 
 
-def _some(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[Any], Any]:
-    """So many batches of each rank, and the merged state after them."""
-    got, states = [], []
+def _some(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[Any], list[Any]]:
+    """So many batches of each rank, and the states after them."""
+    got, states = list[Any](), []
     for loader in loaders:
         if state is not None:
             loader.load_state_dict(state)
         iterator = iter(loader)
-        got += [rows([next(iterator)]) for _ in range(batches)]
+        got += [next(iterator) for _ in range(batches)]
         states.append(through_json(loader.state_dict()))
-    return got, merge_state_dicts(states[::-1])
+    return got, states
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _check(batches: list[Any], ranks: int) -> None:
 
     That is before and after a change of ``ranks`` where the last batches come before others.
     """
-    samples = [tuple(map(str, sample)) for batch in batches for sample in batch]
+    samples = [tuple(map(str, sample)) for sample in rows(batches)]
     counts = Counter(sample[0] for sample in samples)
     assert set(counts) == {str(index) for index in range(_SAMPLES)}
     assert sum(counts.values()) - _SAMPLES < ranks
@@ -79,8 +79,8 @@ def _check(batches: list[Any], ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> None:
     for batches in (0, 5) if shuffle else (2,):
-        first, state = _some(_loaders(3, shuffle=shuffle, in_order=in_order), batches)
-        rest = _rest(_loaders(ranks, shuffle=shuffle, in_order=in_order), state)
+        first, states = _some(_loaders(3, shuffle=shuffle, in_order=in_order), batches)
+        rest = _rest(_loaders(ranks, shuffle=shuffle, in_order=in_order), merge_state_dicts(states[::-1]))
         _check(first + rest, max(3, ranks) if in_order else 3 + ranks - 1)
 
 
@@ -97,8 +97,8 @@ def test_ranks_that_seeded_differently() -> None:
 
 def test_saved_again_before_the_epoch_goes_on() -> None:
     """Every rank then has the merged state itself."""
-    first, state = _some(_loaders(3), 2)
-    _, again = _some(_loaders(2), 0, state)
+    first, states = _some(_loaders(3), 2)
+    again = merge_state_dicts(_some(_loaders(2), 0, merge_state_dicts(states))[1])
     loaders = _loaders(2)
     for loader in loaders:
         loader.load_state_dict(again)
@@ -151,7 +151,7 @@ def test_what_cannot_be_merged() -> None:
         merge_state_dicts([loader.state_dict() for loader in plain])
 
 
-def _failing(ranks: int, limit: int | None) -> list[Any]:
+def _failing(ranks: int, limit: int | None = None) -> list[Any]:
     """Every fourth sample is broken."""
 
     def broken(index: int) -> Any:
@@ -159,44 +159,23 @@ def _failing(ranks: int, limit: int | None) -> list[Any]:
             raise ValueError("broken")
         return torch.tensor(index)
 
-    data = Made(48, broken)
-    return [
-        DataLoader(
-            data,
-            4,
-            sampler=DistributedSampler(data, ranks, rank, shuffle=False),
-            num_workers=1,
-            on_error="skip",
-            max_failures=limit,
-            generator=torch.Generator().manual_seed(5),
-        )
-        for rank in range(ranks)
-    ]
+    return _loaders(ranks, Made(48, broken), shuffle=False, on_error="skip", max_failures=limit)
 
 
-def _counts(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[int], Any]:
-    """How many samples each rank has left out after so many batches, and the merged state."""
-    counts, states = [], []
-    for loader in loaders:
-        if state is not None:
-            loader.load_state_dict(state)
-        iterator = iter(loader)
-        for _ in range(batches):
-            next(iterator)
-        states.append(through_json(loader.state_dict()))
-        counts.append(states[-1]["progress"].get("failed", 0))
-    return counts, merge_state_dicts(states)
+def _failed(states: list[Any]) -> list[int]:
+    """How many samples each rank has left out."""
+    return [state["progress"].get("failed", 0) for state in states]
 
 
 def test_failures_of_all_ranks() -> None:
     """Ranks share out the sum, also when their number changes once more."""
-    first, state = _counts(_failing(3, None), 2)
-    assert first == [2, 2, 2]
-    assert _counts(_failing(3, None), 0, state)[0] == first
-    fewer, again = _counts(_failing(2, None), 0, state)
-    assert fewer == [3, 3]
-    more, _ = _counts(_failing(4, None), 0, again)
-    assert more == [2, 2, 1, 1] and sum(more) == sum(first)
+    _, states = _some(_failing(3), 2)
+    assert _failed(states) == [2, 2, 2]
+    state = merge_state_dicts(states)
+    assert _failed(_some(_failing(3), 0, state)[1]) == [2, 2, 2]
+    _, fewer = _some(_failing(2), 0, state)
+    assert _failed(fewer) == [3, 3]
+    assert _failed(_some(_failing(4), 0, merge_state_dicts(fewer))[1]) == [2, 2, 1, 1]
     loader, _ = _failing(2, 3)
     loader.load_state_dict(state)
     with pytest.raises(TooManyFailures, match="4 samples failed in this epoch, max_failures=3"):

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from minato_gpu import Source
-from tests.contracts.datasets import Made
+from tests.contracts.datasets import Made, Sourced
 from tests.contracts.modes import EVERY, Mode
 from tests.support.leaks import child_pids
 from tests.support.waiting import wait_until
@@ -89,18 +88,11 @@ def _exits_as_a_child(mode: Mode) -> None:
     sys.exit(child.exitcode)
 
 
-class _Read(Made):
-    """Numbers, read from a file that is read ahead."""
-
-    def source(self, key: int) -> Source:
-        return Source(__file__)
-
-
 def _saves(mode: Mode, **more: Any) -> None:
     """Is asked to end, as a scheduler does it, and goes on until the step that it is at has been saved."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    loader = mode.loader(_Read(40, _quick), 2, num_workers=2, **more)
+    loader = mode.loader(Sourced(40, _quick), 2, num_workers=2, **more)
     iterator = iter(loader)
     head = next(iterator)
     _announce(head)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu import DataLoader
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Awaited
 from minato_gpu.window.records import Record, Window
-from tests.contracts.datasets import Made
+from tests.contracts.datasets import Made, Sourced
 from tests.lanes.harness import open_links
 from tests.support import leaks
 from tests.support.tickets import positions, span
@@ -224,20 +224,9 @@ def test_what_the_pump_thread_raises_is_kept_for_the_consumer(monkeypatch: pytes
     assert got == list(range(40))
 
 
-class _Kept(Made):
-    """Its bytes are read ahead."""
-
-    def source(self, index: int) -> Source:
-        return Source(__file__)
-
-    def __getitem__(self, index: int) -> Any:
-        read_bytes(self.source(index))
-        return index
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments"),
-    [(Made, {}), (Made, {"worker_kind": "thread"}), (_Kept, {})],
+    [(Made, {}), (Made, {"worker_kind": "thread"}), (Sourced, {})],
     ids=["process", "thread", "source"],
 )
 def test_where_descriptors_run_out_it_is_said_what_to_do(kind: type[Made], arguments: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from minato_gpu.lanes.contract import Exit, Lane, Message, Number, Opened, Progr
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.status_board import ATTENTION, NOBODY, Claim
 from minato_gpu.scheduling.messages import CPU
+from tests.contracts.datasets import Made
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -160,23 +161,10 @@ def row(key: int) -> Any:
     return np.full(8, key)
 
 
-class Rows:
-    """A data set of such samples."""
-
-    def __init__(self, length: int = 64, make: Any = row) -> None:
-        self.length, self.make = length, make
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, key: int) -> Any:
-        return self.make(key)
-
-
 def with_lanes(*lanes: LaneBeside, dataset: Any = None, opens: bool = True, **more: Any) -> Any:
     """A loader with one worker thread and these lanes, batches of four."""
     arguments: dict[str, Any] = {"num_workers": 1, "worker_kind": "thread", "timeout": 60, **more}
-    samples: Any = dataset or Rows()
+    samples: Any = dataset or Made(64, row)
     loader: Any = DataLoader(samples, 4, **arguments)
     loader._session.options = replace(loader._session.options, more_lanes=lanes)
     for lane in lanes if opens else ():
@@ -218,7 +206,7 @@ def test_what_is_given_back_goes_to_another(collate_fn: Any) -> None:
         return row(key)
 
     lane = LaneBeside(row, on_task=gives_back, on_host=True)
-    batches = with_lanes(lane, dataset=Rows(make=make), collate_fn=collate_fn, in_order=False, max_lateness=8)
+    batches = with_lanes(lane, dataset=Made(64, make), collate_fn=collate_fn, in_order=False, max_lateness=8)
     assert sorted(key for batch in batches for key in keys_of(batch)) == list(range(64))
     assert gate.is_set()
 
@@ -235,7 +223,7 @@ def ends_first(lane: LaneBeside, task: Task) -> None:
 def test_a_death_leaves_alone_what_belongs_to_another_lane() -> None:
     """Worker 0 of a lane ends, while blocks are lent that worker 0 of the processes has laid down: they come back."""
     lane = LaneBeside(row, on_task=ends_first, can_kill=True)
-    batches = iter(with_lanes(lane, dataset=Rows(200), collate_fn=np.stack, worker_kind="process", **REPLACES))
+    batches = iter(with_lanes(lane, dataset=Made(200, row), collate_fn=np.stack, worker_kind="process", **REPLACES))
     kept = [next(batches) for _ in range(2)]
     assert wait_until(lambda: batches._engine.log.workers["replaced"] == 1)
     rest = [key for batch in batches for key in keys_of(batch)]
@@ -263,7 +251,7 @@ def test_a_lane_wakes_the_thread_that_pumps(changes: bool) -> None:
             lane.do(task)
 
     lane, samples = LaneBeside(row, on_task=holds), Gated(free=4)
-    batches = iter(with_lanes(lane, dataset=Rows(make=samples), prefetch_factor=8))
+    batches = iter(with_lanes(lane, dataset=Made(64, samples), prefetch_factor=8))
     try:
         next(batches)
         assert wait_until(lambda: len(lane.tasks) > 0)
@@ -287,7 +275,7 @@ def test_a_lane_wakes_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
         threading.Timer(0.01, lane.do, (task,)).start()
 
     lane, samples = LaneBeside(row, on_task=later), Gated()
-    batches = iter(with_lanes(lane, dataset=Rows(make=samples), in_order=False, max_lateness=8))
+    batches = iter(with_lanes(lane, dataset=Made(64, samples), in_order=False, max_lateness=8))
     try:
         assert len(keys_of(next(batches))) == 4
     finally:

@@ -67,7 +67,7 @@ a second worker gets the descriptors of a shared tensor under other numbers
 every worker of a fork server imports what it needs by itself
 -    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])
 
-=== epoch/iterator.py: checkpoint/test_resumed_draws.py
+=== epoch/iterator.py: contracts/test_resume_generators.py
 workers that start in a later epoch draw for their streams what those of the first drew
 -before = self._number - session.first_epoch if knows_seed else 0
 +before = 0

@@ -79,18 +79,6 @@ def test_what_fails_is_told(workers: int) -> None:
     assert [fact.samples for fact in loader.of(f.BatchDelivered)] == [4, 3]
 
 
-class Costly:
-    """Twelve numbers that take some milliseconds of computing each."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, key: int) -> int:
-        if key >= 12:
-            raise IndexError
-        return key + 0 * sum(range(200_000))
-
-
 def test_a_hearer_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     loader = Listed(list(range(8)), 4)
 

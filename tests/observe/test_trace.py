@@ -16,10 +16,11 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace import Trace, TraceFile, write_trace
-from tests.observe.test_facts import Costly
+from tests.contracts.datasets import Made
 from tests.support.concurrency import said_by_a_child
 
 NUMBERS: Any = list(range(400))
+COSTLY = Made(12, lambda key: key + 0 * sum(range(200_000)))  # some milliseconds of computing each
 
 
 @dataclass
@@ -99,7 +100,7 @@ def traced(path: Path, dataset: Any, times: int = 1, **arguments: Any) -> Found:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize(("in_order", "persists"), [(True, False), (False, True)])
-@pytest.mark.parametrize("data", [list(range(26)), Costly()], ids=["cheap", "costly"])
+@pytest.mark.parametrize("data", [list(range(26)), COSTLY], ids=["cheap", "costly"])
 def test_every_sample_is_there(tmp_path: Path, workers: int, in_order: bool, persists: bool, data: Any) -> None:
     epochs = 2 if persists else None  # workers stay for as many, and none is prepared beyond them
     more = {"num_workers": workers, "in_order": in_order, "epochs": epochs}
