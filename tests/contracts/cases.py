@@ -18,9 +18,8 @@ from tests.support.covering import pairwise
 
 SAMPLES = 30
 BAD = 7  # the key whose sample raises, hangs, or kills its worker
-LISTED = (  # some twice
-    *(7, 7, 3, 12, 7, 29, *range(4), 3, 28, *range(14, 18), *range(4, 7), *range(21, 24), 12, 24, 25, 11, 10, 29, 3),
-)
+# Keys, some of them twice.
+LISTED = (7, 7, 3, 12, 7, 29, *range(4), 3, 28, *range(14, 18), *range(4, 7), *range(21, 24), 12, 24, 25, 11, 10, 29, 3)
 DRAWN = 13  # keys after which a sampler raises
 ALLOWED = 1  # failures in an epoch, where one more is "too many"
 HANG_S = 2.0  # the limit for a sample, which takes milliseconds

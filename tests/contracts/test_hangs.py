@@ -64,29 +64,27 @@ def _own_number() -> int:
 
 
 class _Gate:
-    """Key 5 waits for a gate that nobody opens, the first ``times`` times."""
+    """One key waits for a gate. ``begun``: which keys were asked for."""
 
-    def __init__(self, times: int) -> None:
-        self.event = _FORK.Event()
-        self.left = _FORK.Value("i", times, lock=False)
+    def __init__(self, at: int) -> None:
+        self.at, self.event, self.begun = at, _FORK.Event(), _FORK.RawArray("b", 8)
 
     def stuck_in_here(self, key: int) -> Any:
-        if key == 5 and self.left.value:
-            self.left.value -= 1
+        self.begun[key] = 1
+        if key == self.at:
             _ages[_own_number()] = 1
             self.event.wait()
         return torch.tensor(key)
 
-
-def _loader(gate: _Gate, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"on_worker_death": "replace", "hang_timeout": 0.4, "num_workers": 2, **more}
-    return DataLoader(Made(16, gate.stuck_in_here), 2, **arguments)
+    def loader(self, **more: Any) -> Any:
+        """Four batches, by two workers."""
+        return DataLoader(Made(8, self.stuck_in_here), 2, num_workers=2, **more)
 
 
 @pytest.mark.parametrize("arguments", [{"on_worker_death": "raise"}, {"worker_kind": "thread"}], ids=str)
 def test_what_is_not_replaced_is_an_error(arguments: dict[str, Any]) -> None:
-    gate = _Gate(9)
-    loader = _loader(gate, **arguments)
+    gate = _Gate(5)
+    loader = gate.loader(**{"on_worker_death": "replace", "hang_timeout": 0.4, **arguments})
     iterator = iter(loader)
     text = str(error_of(WorkerHung, lambda: list(iterator)))
     gate.event.set()
@@ -171,41 +169,30 @@ def test_leaving_a_device_lane_that_hangs_does_not_hang() -> None:
 # --- a batch that does not come in time --------------------------------------------------------------------------
 
 
-def _late(gate: Any, kind: Any, begun: Any = None, **more: Any) -> Any:
-    def stuck_in_here(index: int) -> Any:
-        if begun is not None:
-            begun[index] = 1
-        if index == 2:
-            gate.wait()
-        return torch.tensor(index)
-
-    return DataLoader(Made(8, stuck_in_here), 2, num_workers=2, worker_kind=kind, timeout=1.5, **more)
-
-
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_the_stack_of_the_stuck_sample(kind: str) -> None:
-    gate, begun = _FORK.Event(), _FORK.RawArray("b", 8)
-    iterator = iter(_late(gate, kind, begun))
+    gate = _Gate(2)
+    iterator = iter(gate.loader(worker_kind=kind, timeout=1.5))
     # the first batch is there when it is asked for, and one worker is stuck: 3 may be behind it
-    assert wait_until(lambda: all(begun[index] for index in range(8) if index != 3))
+    assert wait_until(lambda: all(gate.begun[index] for index in range(8) if index != 3))
     assert next(iterator).tolist() == [0, 1]
     text = str(error_of(RuntimeError, lambda: list(iterator)))
-    gate.set()
+    gate.event.set()
     assert text.startswith("DataLoader timed out after 1.5 seconds\nWorker ")
     assert "stuck_in_here" in text and "test_hangs.py" in text
 
 
 def test_a_worker_that_does_not_come_to_take_work() -> None:
-    gate, begun = _FORK.Event(), _FORK.RawArray("b", 2)
+    gate = _Gate(2)
 
     def never_starts(worker: int) -> None:
-        begun[worker] = 1
-        gate.wait()
+        gate.begun[worker] = 1
+        gate.event.wait()
 
-    iterator = iter(_late(gate, "process", worker_init_fn=never_starts))
-    assert wait_until(lambda: all(begun))
+    iterator = iter(gate.loader(timeout=1.5, worker_init_fn=never_starts))
+    assert wait_until(lambda: all(gate.begun[:2]))
     text = str(error_of(RuntimeError, next, iterator))
-    gate.set()
+    gate.event.set()
     assert "Worker 0 is at:" in text and "Worker 1 is at:" in text and "never_starts" in text
     assert "does not answer" not in text, "what one says is not another's"
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu import DataLoader, read_bytes
 from minato_gpu.pipeline.pipeline import Field, Keepable, Pipeline, Stage
 from minato_gpu.sources import fields as kept_fields
-from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, write_files
+from tests.contracts.cached import SAMPLES, Files, close, loader_of, of_tier, write_files
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 
 Fields = Mapping[str, Any]
@@ -21,19 +21,12 @@ _ENOUGH = 1 << 22
 _CROP = 16
 
 
-class Photographs:
+class Photographs(Files):
     """What is at the end of a path, and a number beside it."""
 
-    def __init__(self, folder: Path, more: int = 0) -> None:
-        self.folder, self.more = folder, more
+    more = 0
 
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def source(self, key: int) -> Source:
-        return Source(str(self.folder / f"{key}.bin"))
-
-    def __getitem__(self, key: int) -> dict[str, Any]:
+    def __getitem__(self, key: int) -> Any:
         return {"source": self.source(key), "key": key, "more": np.array([self.more])}
 
 

@@ -28,11 +28,13 @@ class _Blocked:
         self.blocked = blocked
         self.gate = _FORK.Event()
         self.waiting = _FORK.Semaphore(0)
+        self.made: Any = _FORK.Array("i", 80)
 
     def __call__(self, index: int) -> Any:
         if index in self.blocked:
             self.waiting.release()
             assert self.gate.wait(60), "the test never let it go"
+        self.made[index] = 1
         return torch.tensor(index)
 
 
@@ -56,19 +58,11 @@ def test_a_blocked_sample_delays_no_other_batch_until_the_limit(mode: Mode, bloc
 @pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)
 def test_in_strict_order_the_samples_behind_a_blocked_one_are_made_meanwhile(mode: Mode) -> None:
     """The worker that is free makes the whole of the next batch while the first sample is blocked."""
-    gate = _FORK.Event()
-    made: Any = _FORK.Array("i", 16)
-
-    def make(index: int) -> Any:
-        if index == 0:
-            assert gate.wait(60), "the test never let it go"
-        made[index] = 1
-        return torch.tensor(index)
-
+    make = _Blocked(0)
     iterator = iter(mode.loader(Made(16, make), 4, num_workers=2))
-    assert wait_until(lambda: list(made)[1:8] == [1] * 7)
-    assert made[0] == 0
-    gate.set()
+    assert wait_until(lambda: list(make.made)[1:8] == [1] * 7)
+    assert make.made[0] == 0
+    make.gate.set()
     assert [batch.tolist() for batch in iterator] == [list(range(start, start + 4)) for start in (0, 4, 8, 12)]
 
 

@@ -28,10 +28,8 @@ def _sample(index: int) -> Any:
     return draw(index)
 
 
-def _loader(
-    mode: Mode, workers: int, rank: int = 0, make: Callable[[int], Any] = _sample, length: int = _SAMPLES, **more: Any
-) -> Any:
-    data = Made(length, make)
+def _loader(mode: Mode, workers: int, rank: int = 0, make: Callable[[int], Any] = _sample, **more: Any) -> Any:
+    data = Made(_SAMPLES, make)
     sampler: DistributedSampler[int] = DistributedSampler(data, _RANKS, rank, shuffle=False)
     arguments: dict[str, Any] = {"num_workers": workers, "sampler": sampler, "on_error": "skip", **more}
     arguments.setdefault("batch_size", _BATCH)
@@ -90,20 +88,15 @@ def test_a_process_group_makes_a_job_distributed(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-def _gone_below(number: int) -> Callable[[int], Any]:
-    def make(index: int) -> Any:
-        if index < number:
-            raise OSError(f"disk {index} is gone")
-        return draw(index)
-
-    return make
+def _gone(index: int) -> Any:
+    raise OSError(f"disk {index} is gone")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_nothing_left_to_repeat(mode: Mode, workers: int) -> None:
     with pytest.raises(RuntimeError, match=r"no good one to put in its place.*resume from an earlier state"):
-        list(_loader(mode, workers, make=_gone_below(40), length=40))
+        list(_loader(mode, workers, make=_gone))
 
 
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    IterableDataset,
-    SequentialSampler,
-)
+from torch.utils.data import SequentialSampler
 
 from minato_gpu import DataLoader
-from tests.contracts.datasets import Made
+from tests.contracts.datasets import Flaky, Made
 from tests.contracts.modes import IN_ORDER
 from tests.contracts.resuming import (
     DATA,
@@ -142,29 +139,6 @@ def test_no_state_takes_a_sampler_that_raised_for_one_that_ended(sampler: Any, b
         assert sum(1 for _ in resumed) == 24 - batches
     with pytest.raises(OSError, match="the index server is away"):
         list(iterator)
-
-
-class Flaky(IterableDataset[Any]):
-    """A stream without a state that raises once at this number, and goes on without it."""
-
-    def __init__(self, bad: int) -> None:
-        self.bad = bad
-
-    def __iter__(self) -> Any:
-        return _Flaky(self.bad)
-
-
-class _Flaky:
-    def __init__(self, bad: int) -> None:
-        self.bad, self.at = bad, 0
-
-    def __next__(self) -> int:
-        if self.at == 16:
-            raise StopIteration
-        self.at += 1
-        if self.at - 1 == self.bad:
-            raise OSError("no network")
-        return self.at - 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -78,10 +78,9 @@ class Floor:
                     items.append(self.worker.put(value))
         self.assembly.samples.arrived([span(lo, hi)], items)
 
-    def batch(self, order: int, *parts: tuple[int, int], failed: tuple[int, ...] = ()) -> Any:
+    def batch(self, order: int, *parts: tuple[int, int]) -> Any:
         """Compose a batch that needs no job, and take its value."""
-        composed = Compose(OutputBatch(order), spans(*parts), tuple(map(TicketId, failed)))
-        assert not self.assembly.compose(composed)
+        assert not self.assembly.compose(Compose(OutputBatch(order), spans(*parts)))
         assert self.assembly.ready(OutputBatch(order))
         return self.assembly.value(self.assembly.take(OutputBatch(order)))
 
@@ -210,17 +209,15 @@ def estimator(built: bool = True) -> CutEstimator:
     return made
 
 
-def teach(
-    made: CutEstimator, lane: str, first: int, each: tuple[float, ...], nbytes: int = -1, spent: float = 0.0
-) -> None:
-    """Two hundred samples of which the parts took ``each``, and all of it ``spent``."""
+def teach(made: CutEstimator, lane: str, first: int, each: tuple[float, ...]) -> None:
+    """Two hundred samples of which the parts took ``each``."""
     keys = list(range(200))
     for key in keys:
         made._features[TicketId(key)] = (1.0 + key % 7,)
-    seconds = [spent or sum(each)] * 200
+    seconds = [sum(each)] * 200
     serials = [*map(TicketId, keys)]
     parts: list[Part | None] = [(first, each)] * 200
-    made.measured(lane, Observed(keys, serials, seconds, sum(seconds), parts, [nbytes] * 200))
+    made.measured(lane, Observed(keys, serials, seconds, sum(seconds), parts, [-1] * 200))
 
 
 def ask(made: CutEstimator) -> tuple[float, float, Sequence[Plan]]:

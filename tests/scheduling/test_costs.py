@@ -9,7 +9,7 @@ import torch
 
 from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
-from minato_gpu.lab.simulation.work import Array, Work
+from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import history as history_module
 from minato_gpu.scheduling.costs import CostModel
@@ -135,29 +135,24 @@ def test_what_was_copied_from_another_loader_is_not_learned() -> None:
     assert seen.without({TicketId(1)}) == Observed(["a", "c"], [TicketId(0), TicketId(2)], [1.0, 3.0], 8.0 - 1e-4)
 
 
-def _work(cpu: Array, device: Array, run_s: float, header_s: float | None = None) -> Work:
-    """Batches of 128 for 14 workers and a GPU that takes ``run_s`` for each micro-batch beside its samples."""
-    return Work(
-        cpu=cpu,
-        predicted_cpu=cpu,
-        batch=128,
-        epoch_samples=(len(cpu),),
-        slots=14,
-        devices=1,
-        device_run_s=run_s,
-        device=device,
-        predicted_device=device + run_s / MOST,
-        header_s=header_s,
-    )
-
-
 def test_a_gpu_of_which_nothing_is_known_and_that_stalls_is_given_full_micro_batches() -> None:
     """Headers are read before any lane has prepared a sample, and each micro-batch takes much longer than its samples:
     few at once would look costly, and fewer would follow."""
     samples, rng = 64 * 128, np.random.default_rng(0)
     cpu = 12e-3 * rng.lognormal(0.0, 0.6, samples)
     device = np.full(samples, EACH_S)
-    work = _work(cpu, device, run_s=0.3, header_s=0.4e-3)
+    work = Work(
+        cpu=cpu,
+        predicted_cpu=cpu,
+        batch=128,
+        epoch_samples=(samples,),
+        slots=14,
+        devices=1,
+        device_run_s=0.3,
+        device=device,
+        predicted_device=device + 0.3 / MOST,
+        header_s=0.4e-3,
+    )
     policy = Policy(window=28 * 128, max_lateness=8, micro_batch=MOST, device_s=0.1, device_ahead=2, inspect=True)
     loader = VirtualLoader(work, policy, trip_s=5e-4)
     outcome = loader.run()

@@ -42,15 +42,21 @@ def test_a_sample_starts_as_many_places_early_as_others_are_prepared_meanwhile()
     assert pace.priority(100, 20 * pace.tau, cold=False) == pytest.approx(80)
 
 
+def _sent(policy: Policy, places: list[list[float]], slots: int, known: m.LaneCosts | None = None) -> list[m.Chunk]:
+    """What the slots of a lane are given at first, of samples that cost so much."""
+    scheduler, first = Scheduler(policy), 0
+    for place, costs in enumerate(places):
+        scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, TicketId(first), len(costs), costs))
+        first += len(costs)
+    said = scheduler.handle(m.LaneOpened(0.0, m.CPU, slots, known=known))
+    return [each.chunk for each in said if isinstance(each, m.Dispatch)]
+
+
 def _first(budget: int | None) -> list[int]:
     """The first serial that each slot takes: the last sample of the second batch is slow."""
-    scheduler = Scheduler(Policy(window=4 * SIZE, budget_bytes=budget))
     costs = [CHEAP_S] * SIZE
-    for place in range(4):
-        slow = costs if place != 1 else [*costs[1:], SLOW_S]
-        scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * SIZE), SIZE, slow))
-    said = scheduler.handle(m.LaneOpened(0.0, m.CPU, SLOTS))
-    return [each.chunk.spans[0][0] for each in said if isinstance(each, m.Dispatch)]
+    sent = _sent(Policy(window=4 * SIZE, budget_bytes=budget), [costs, [*costs[1:], SLOW_S], costs, costs], SLOTS)
+    return [chunk.spans[0][0] for chunk in sent]
 
 
 def test_a_slow_sample_starts_first() -> None:
@@ -148,15 +154,6 @@ def test_few_slots_end_together_as_the_sampler_says_how_much_is_left(slots: int)
     assert _run(slots, known=EVEN, says=False)[0] > 0.02
 
 
-def _leases(policy: Policy, places: int, size: int, slots: int) -> list[int]:
-    """The samples of each lease that all slots of a lane with even costs are given at first."""
-    scheduler = Scheduler(policy)
-    for place in range(places):
-        scheduler.handle(m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * size), size, [0.01] * size))
-    said = scheduler.handle(m.LaneOpened(0.0, m.CPU, slots, known=EVEN))
-    return [each.chunk.size for each in said if isinstance(each, m.Dispatch)]
-
-
 def test_samples_to_be_copied_travel_together_wherever_they_are_in_their_batches() -> None:
     scheduler = Scheduler(Policy(window=4 * SIZE, shares=True))
     scheduler.handle(m.LaneOpened(0.0, m.CPU, 1, known=m.LaneCosts(100, CHEAP_S, 0.0)))
@@ -170,7 +167,7 @@ def test_samples_to_be_copied_travel_together_wherever_they_are_in_their_batches
 
 def test_a_lease_does_not_end_with_every_batch_of_one_sample() -> None:
     """Half a second's eighth is 8 samples of 10 ms; the first lease alone is of the batch that is waited for."""
-    first, *others = _leases(Policy(window=256), 256, 1, 2)
+    first, *others = (chunk.size for chunk in _sent(Policy(window=256), [[0.01]] * 256, 2, EVEN))
     assert first == 1 and min(others) >= 7
 
 
@@ -357,4 +354,5 @@ def test_a_reserve_is_prepared_where_samples_are_unlike() -> None:
 
 
 def test_each_slot_gets_one_sample_before_their_size_is_known() -> None:
-    assert _leases(Policy(window=256, budget_bytes=1 << 20), 16, 16, 4)[:4] == [1] * 4
+    sent = _sent(Policy(window=256, budget_bytes=1 << 20), [[0.01] * 16] * 16, 4, EVEN)
+    assert [chunk.size for chunk in sent[:4]] == [1] * 4

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import minato_gpu
+from tests.contracts.datasets import Made
 from tests.torch_semantics.datasets import Numbers, Stream, as_lists, keep
 
 
@@ -60,14 +61,6 @@ def test_recreation_of_a_stream_loader(loader_class: Any) -> None:
     assert as_lists(loader) == [[0, 1], [2, 3]]
 
 
-class _Doubling(Dataset[Any]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return 2 * index
-
-
 def test_subclass_that_overrides_and_sets_attributes_first(loader_class: Any) -> None:
     class Subclass(loader_class):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +73,7 @@ def test_subclass_that_overrides_and_sets_attributes_first(loader_class: Any) ->
                 yield batch + 1
 
     for workers in (0, 1):
-        loader = Subclass(_Doubling(), batch_size=2, num_workers=workers)
+        loader = Subclass(Made(4, lambda index: 2 * index), batch_size=2, num_workers=workers)
         assert [as_lists(loader), as_lists(loader)] == [[[1, 3], [5, 7]]] * 2
         assert (loader.epochs_begun, len(loader)) == (2, 2)
         with pytest.raises(ValueError, match=r"^batch_size attribute should not be set after Subclass is initialized"):
