@@ -283,5 +283,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def available(device: torch.device) -> bool:
-    """Returns whether this PyTorch can use the device."""
+    """Returns whether this PyTorch can use the CUDA device; False for a device of another kind."""
     return device.type == "cuda" and torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()

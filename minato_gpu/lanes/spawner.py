@@ -172,7 +172,10 @@ def _tell(end: socket.socket, what: object, *fds: int) -> None:
 
 
 def _heard(end: socket.socket) -> tuple[Any, list[int]]:
-    """Returns what the other side sends, with its descriptors; None if it has closed, even with news unread."""
+    """Returns the next message of the other side, and the descriptors that came with it.
+
+    The message is None once the other side has closed: at once, if it had not read all that was sent to it.
+    """
     try:
         data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
     except OSError:

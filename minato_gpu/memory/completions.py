@@ -165,9 +165,12 @@ class Completions:
         worker: int,
         locations: Sequence[Location] | None,
     ) -> None:
-        """Records finished tickets from ``begin`` on, before they are ``set_ready``.
+        """Records tickets from ``begin`` on as finished, one for each number in ``took``; ``set_ready`` must follow.
 
-        ``locations`` is None if all are in their rows.
+        ``took``: seconds that each took on a core. ``end``: when they were finished, on the monotonic clock: one time
+        for all, or one for each; of a single ticket a float. ``elapsed``: seconds that all took together, waits for a
+        core included. ``worker``: who prepared them. ``locations``: where each is stored; None if all are in their
+        rows.
         """
         if len(took) == 1:
             kind, offset, nbytes = IN_ROW if locations is None else locations[0]

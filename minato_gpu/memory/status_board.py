@@ -117,11 +117,10 @@ class WorkerStatusBoard:
         return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.words[ACTIVE]))
 
     def revoke(self, worker: int, run: int, chunk: int, keep: int) -> int | None:
-        """Stops the worker before sample ``keep`` of the chunk.
+        """Stops the worker before sample ``keep`` of the chunk, or after those that it has begun, if these are more.
 
-        Returns where it stops at the latest; None if it is too late: the task has ended.
-
-        It may stop before a sample that it was just about to begin: see ``stopped``.
+        Returns the number of the sample before which it stops at the latest: it may stop before one that it was just
+        about to begin. Of a task that has ended, returns what ``stopped`` does: None if no limit ended it.
         """
         row = self.row(worker)
         self.words[row + LIMIT] = base_of(run, chunk) + keep

@@ -65,10 +65,10 @@ class Sampling:
 
     @property
     def replays(self) -> bool:
-        """True if the order is known to come out the same when it is drawn again.
+        """True if the order is known to come out the same when it is drawn again from the same generator state.
 
-        A RandomSampler with replacement (or more than a pass) draws from its own generator piece by piece during the
-        epoch, and others may draw from that in between.
+        False for a RandomSampler with replacement (or more than a pass) that was given a generator: it draws from that
+        piece by piece during the epoch, and others may draw from it in between.
         """
         gradual = type(self.inner) is RandomSampler and not _is_one_pass(self.inner) and self.generator is not None
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED and not gradual
@@ -110,8 +110,11 @@ class Sampling:
 
     @property
     def generators(self) -> dict[str, torch.Generator]:
-        """The generators that the loader's epochs are drawn from, by role: "loader", "sampler" (if it has another) and,
-        for a sampler that ``replays``, "default"."""
+        """The generators that the loader's epochs are drawn from, by role.
+
+        "loader": the loader's own. "sampler": the sampler's, if that is another. "default": torch's global one, if the
+        sampler ``replays`` and draws from that.
+        """
         found = {} if self._loader_generator is None else {"loader": self._loader_generator}
         if self.generator is not None and self.generator is not self._loader_generator:
             found["sampler"] = self.generator
@@ -188,7 +191,7 @@ def length_of(sized: Value) -> int | None:
 
 
 def _devices(device: str | torch.device | Sequence[str | torch.device] | None) -> int:
-    """Returns how many devices the loader's argument ``device`` names."""
+    """Returns how many devices the loader's argument ``device`` names; None counts as one, the host."""
     return len(device) if isinstance(device, Sequence) and not isinstance(device, str) else 1
 
 

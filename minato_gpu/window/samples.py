@@ -167,7 +167,10 @@ class Samples:
         )
 
     def stored_sample(self, serial: TicketId) -> StoredSample:
-        """Returns where a sample is stored; None if nowhere, which ``stored_nowhere`` says from then on."""
+        """Returns where a sample is stored; None if nowhere, because it could not be pickled.
+
+        None also sets ``stored_nowhere`` for the whole window: whoever joins a batch then prepares its samples.
+        """
         record = self._window.at(serial)
         item = record.items.get(serial)
         if isinstance(item, (Blob, Local)):
