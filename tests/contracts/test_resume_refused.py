@@ -30,22 +30,15 @@ from tests.contracts.samplers import (
 from tests.contracts.test_resume_streams import _saved
 
 
-class Endless:
+class Endless(Counting):
     """A sampler with a state that never ends, and its own length says nothing."""
 
-    def __init__(self) -> None:
-        self.at = 0
+    __len__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[int]:
         while True:
             self.at += 1
             yield (self.at - 1) % 40
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 def _damaged(state: Any, progress: dict[str, Any] | None = None, /, **source: Any) -> Any:

@@ -45,11 +45,11 @@ def _scrape(address: tuple[str, int]) -> dict[Sample, float]:
     text = answer.read().decode()
     connection.close()
     assert answer.status == 200, text
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return _values(text_string_to_metric_families(text))
+
+
+def _values(families: Any) -> dict[Sample, float]:
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
 
 
 def _of(found: dict[Sample, float], name: str, **labels: str) -> float:
@@ -181,12 +181,7 @@ def test_copies_and_forked_processes_export_nothing() -> None:
 
 
 def _collected(speaker: Speaker) -> dict[Sample, float]:
-    collector = LoaderCollector(lambda: [("a-1", speaker)])
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in collector.collect()
-        for sample in family.samples
-    }
+    return _values(LoaderCollector(lambda: [("a-1", speaker)]).collect())
 
 
 def test_every_metric() -> None:

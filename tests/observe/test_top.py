@@ -105,9 +105,9 @@ def test_rates_are_of_the_time_between_two_answers() -> None:
         assert view.rates_of(before, state(10.0, epoch=4, samples=100, elapsed=4.0))["samples", ""] == 25.0
 
 
-def _shown(*loaders: Any, rank: str | None = None, command: str = "train.py") -> str:
+def _shown(*loaders: Any, rank: str | None = None) -> str:
     out = StringIO()
-    job = JobState(4711, command, rank, list(loaders))
+    job = JobState(4711, "train.py", rank, list(loaders))
     Console(file=out, width=80).print(Group(*view.job(None, job, 80)))
     return out.getvalue()
 

@@ -3,7 +3,6 @@ host's cores, and the window's length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -220,21 +219,15 @@ def test_where_cores_are_short_others_are_tried_seldom() -> None:
     assert max(seen) == 6 and seen.count(4) > 0.95 * len(seen)
 
 
-def _changed(change: Callable[[Training], None]) -> Training:
+@pytest.mark.parametrize(("sample_s", "least", "most"), [(0.002, 1, 4), (0.02, 15, 16)], ids=["cheaper", "dearer"])
+def test_samples_that_become_cheaper_send_workers_to_rest_and_dearer_ones_bring_them_back(
+    sample_s: float, least: int, most: int
+) -> None:
     training = Training(WorkerCount(2, 16), 0.01, 0.02, cores=64)
     training.run(30.0)
-    change(training)
-    return training
-
-
-def test_samples_that_become_cheaper_send_workers_to_rest() -> None:
-    training = _changed(lambda training: setattr(training, "sample_s", 0.002))
-    assert max(training.later(40.0)) <= 4
-
-
-def test_samples_that_become_dearer_bring_them_back() -> None:
-    training = _changed(lambda training: setattr(training, "sample_s", 0.02))
-    assert min(training.later(40.0)) >= 15
+    training.sample_s = sample_s
+    seen = training.later(40.0)
+    assert least <= min(seen) <= max(seen) <= most
 
 
 NEEDS = st.lists(st.builds(Need, st.floats(0, 16), st.integers(1, 16)), min_size=1, max_size=8)

@@ -19,36 +19,26 @@ def _generator(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("source", ["own generator", "global generator", "sampler with its own"])
-def test_order_and_generator_state_are_pytorchs(loader_class: Any, persistent: bool, source: str) -> None:
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("source", ["own generator", "global generator", "sampler with its own", "nothing is drawn"])
+def test_order_and_generator_state_are_pytorchs(loader_class: Any, workers: int, persistent: bool, source: str) -> None:
     def epochs(kind: Any) -> list[Any]:
         data = Numbers(30)
         torch.manual_seed(11)
-        generator = None if source == "global generator" else _generator()
-        order: dict[str, Any] = {"shuffle": True}
+        generator = _generator() if "own" in source else None
+        order: dict[str, Any] = {"shuffle": source != "nothing is drawn"}
         if source == "sampler with its own":
             order = {"sampler": RandomSampler(data, replacement=True, num_samples=70, generator=generator)}
             generator = None
-        loader = kind(data, 4, num_workers=2, generator=generator, persistent_workers=persistent, **order)
+        loader = kind(data, 4, num_workers=workers, generator=generator, persistent_workers=persistent, **order)
         states = []
         for _ in range(3):
             batches = as_lists(loader)
-            own = loader.generator if loader.generator is not None else loader.sampler.generator
+            own = loader.generator if loader.generator is not None else getattr(loader.sampler, "generator", None)
             states.append((batches, torch.get_rng_state().tolist(), own.get_state().tolist() if own else None))
         return states
 
     assert epochs(loader_class) == epochs(DataLoader)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_generator_state_without_workers(loader_class: Any, shuffle: bool) -> None:
-    def states(kind: Any) -> list[Any]:
-        torch.manual_seed(3)
-        loader = kind(Numbers(10), 3, shuffle=shuffle)
-        return [(as_lists(loader), torch.get_rng_state().tolist()) for _ in range(2)]
-
-    assert states(loader_class) == states(DataLoader)
 
 
 def test_generator_state_after_an_early_break(loader_class: Any, num_workers: int) -> None:
