@@ -6,7 +6,6 @@ import copy
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Iterator
 from fractions import Fraction
 from inspect import signature
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset
+from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import minato_gpu
@@ -28,6 +27,7 @@ from minato_gpu.options.options import Options
 from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.sources.disk import LEAST_BUDGET as LEAST
 from tests.contracts.datasets import Sourced
+from tests.support.numbers import Stream
 from tests.support.torchvision_operators import import_torchvision
 
 X = Field(np.float32, (2,))
@@ -43,11 +43,6 @@ def _pipeline(device: bool) -> Pipeline:
 
 
 WITH_DEVICE, CPU_ONLY = _pipeline(True), _pipeline(False)
-
-
-class _Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
 
 
 def options(dataset: Any = range(10), **arguments: Any) -> Options:
@@ -118,8 +113,8 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"lanes": ["device"], "num_workers": 1}, ValueError, "'device' needs a pipeline"),
     ({"lanes": ["device"], "pipeline": CPU_ONLY, "num_workers": 1}, ValueError, "without a device implementation"),
     ({"lanes": ["device"], "pipeline": WITH_DEVICE}, ValueError, "needs num_workers > 0"),
-    ({"pipeline": WITH_DEVICE, "dataset": _Stream()}, ValueError, "map-style data set"),
-    ({"dataset": _Stream(), "num_workers": 2, "worker_kind": "thread"}, ValueError, "worker_kind"),
+    ({"pipeline": WITH_DEVICE, "dataset": Stream()}, ValueError, "map-style data set"),
+    ({"dataset": Stream(), "num_workers": 2, "worker_kind": "thread"}, ValueError, "worker_kind"),
 ]
 
 
@@ -140,7 +135,7 @@ def test_a_device_that_is_not_there() -> None:
 # --- cache and cache_dir ----------------------------------------------------------------------------------------------
 
 
-class _DeclaringStream(_Stream):
+class _DeclaringStream(Stream):
     """Declares what nobody asks for."""
 
     source = Sourced.source

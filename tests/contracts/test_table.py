@@ -15,11 +15,10 @@ import pytest
 import torch.utils.data
 from fsspec.asyn import get_loop
 
-import minato_gpu
 from tests.contracts.cases import VALUES, Case, promised_by_pytorch, table
-from tests.contracts.material import written
+from tests.contracts.lineage import with_files
 from tests.contracts.oracle import Drawn, differences, draws, due_draws
-from tests.contracts.run import Outcome, run
+from tests.contracts.run import run
 from tests.support.leaks import assert_no_leaks, take_snapshot
 
 _PYTORCH = torch.utils.data.DataLoader
@@ -40,14 +39,14 @@ def _no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("case", table(), ids=str)
 def test_this_loader(case: Case, tmp_path: Path) -> None:
-    _check(case, differences(case, _run(case, tmp_path, minato_gpu.DataLoader), due_draws(case, _drawn)))
+    _check(case, differences(case, run(case, with_files(tmp_path)), due_draws(case, _drawn)))
 
 
 @pytest.mark.parametrize("loader_class", [_PYTORCH], ids=["PyTorch's"])
 @pytest.mark.parametrize("case", table(4_000, promised_by_pytorch), ids=str)
 def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> None:
     """The oracle is not this loader's own."""
-    _check(case, differences(case, _run(case, tmp_path, loader_class)))
+    _check(case, differences(case, run(case, with_files(tmp_path), loader_class)))
 
 
 @pytest.mark.on_request  # two seconds, of a walk that changes only with the table
@@ -63,17 +62,11 @@ def _pairs(cases: Sequence[Case]) -> set[Any]:
     return {pair for case in cases for pair in combinations(vars(case).items(), 2)}
 
 
-def _run(case: Case, folder: Path, loader_class: Any) -> Outcome:
-    (folder / "files").mkdir()
-    written(folder / "files")
-    return run(case, folder, loader_class)
-
-
 @functools.cache
 def _drawn(case: Case, loader_class: Any) -> Drawn:
     """What samples draw in the case that others are compared with."""
     with tempfile.TemporaryDirectory() as folder:
-        return draws(case, _run(case, Path(folder), loader_class))
+        return draws(case, run(case, with_files(Path(folder)), loader_class))
 
 
 def _check(case: Case, found: list[str]) -> None:

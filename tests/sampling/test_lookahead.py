@@ -23,16 +23,11 @@ from minato_gpu.sources.memory_tier import Begun
 KEYS = 9
 
 
-def distributed(count: int, *arguments: Any, **options: Any) -> Any:
-    data: Any = range(count)
-    return DistributedSampler(data, *arguments, **options)
-
-
-def looking(sampler: Any, batch_sampler: Any = None, keys: int = KEYS, **more: Any) -> LookAhead:
+def looking(sampler: Any) -> LookAhead:
     """At a loader of which only as much is there as tells how it samples."""
-    loader: Any = SimpleNamespace(sampler=sampler, batch_sampler=batch_sampler, dataset=range(keys))
+    loader: Any = SimpleNamespace(sampler=sampler, batch_sampler=None, dataset=range(KEYS))
     loader.device, loader.generator, loader.drop_last, loader.persistent_workers = None, None, False, True
-    return LookAhead(loader, **more)
+    return LookAhead(loader)
 
 
 def epoch(number: int, begun_from: dict[str, str] | None = None, position: int = 0) -> Any:
@@ -52,8 +47,9 @@ def listed(begun: Begun, *epochs: int) -> list[list[int]]:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_distributed(count: int, ranks: int, drop_last: bool, shuffle: bool) -> None:
     """Each rank's order is torch's own, also where a rank reads the set several times over, or nothing."""
+    data: Any = range(count)
     for rank in range(ranks):
-        sampler = distributed(count, ranks, rank, shuffle, 5, drop_last)
+        sampler: Any = DistributedSampler(data, ranks, rank, shuffle, 5, drop_last)
         sampler.set_epoch(2)
         found = listed(looking(sampler)(epoch(2)), 2, 3)
         for number in (2, 3):

@@ -22,6 +22,7 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.speculation import Speculation
+from minato_gpu.scheduling.spans import joined
 from tests.contracts.samplers import Counting
 from tests.support.calls import operations_of
 
@@ -122,17 +123,6 @@ def test_drawn_ahead_is_as_drawn_at_the_right_time(make: Callable[[], Any], ahea
     assert (speculation.seed, order, states(loader)) == expected
 
 
-def _spans(positions: list[int]) -> list[tuple[int, int]]:
-    """The positions as spans, neighbours joined, in the order given."""
-    out: list[tuple[int, int]] = []
-    for position in positions:
-        if out and out[-1][1] == position:
-            out[-1] = (out[-1][0], position + 1)
-        else:
-            out.append((position, position + 1))
-    return out
-
-
 def _set(record: DeliveredPositions) -> set[int]:
     return set(range(record.low)) | {position for lo, hi in record.above for position in range(lo, hi)}
 
@@ -147,7 +137,7 @@ def test_any_order_of_delivery(case: tuple[list[int], int]) -> None:
     seen: list[set[int]] = [set()]
     for start in range(0, 40, size):
         batch = sorted(order[start : start + size])
-        record.add(_spans(batch))
+        record.add(joined((position, position + 1) for position in batch))
         seen.append(seen[-1] | set(batch))
         assert _set(record) == seen[-1] and record.samples == len(seen[-1])
         assert record.batches == len(seen) - 1
