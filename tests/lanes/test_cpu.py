@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -39,15 +39,13 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 both_kinds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 
 
-def gated() -> Any:
-    """An event that works between processes and between threads, and a data set that waits for it at key 5."""
-    gate = FORK.Event()
-
-    def make(key: int) -> int:
-        assert key != 5 or gate.wait(30)
-        return key
-
-    return gate, make
+@pytest.fixture
+def trace() -> Iterator[Trace]:
+    """Samples that are noted, one of which waits."""
+    made = Trace()
+    yield made
+    made.gate.set()
+    made.gate.close()
 
 
 def started(lane: Any, chunk: int) -> int:
@@ -57,69 +55,59 @@ def started(lane: Any, chunk: int) -> int:
 
 
 @both_kinds
-def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: bool) -> None:
+def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: bool, trace: Trace) -> None:
     """They are not reported yet, and what they hold is of the worker's credit (P4)."""
-    gate, make = gated()
-    with open_lane(lambda key: bytes(1000 * make(key)), 2, threads=threads) as lane:
+    with open_lane(lambda key: bytes(1000 * trace.make(key)), 2, threads=threads) as lane:
         assert lane.receive() == [Opened(2)]
         lane.send(task(piece(range(20)), chunk=7, credit=1 << 20))
         assert wait_until(lambda: started(lane, 7) == 6)
         lane.revoke(1, 7, 0)
         [revoked] = of_kind(lane, KeptSamples)
         assert revoked.keep == 6 and 10_000 <= revoked.nbytes < 11_000, "0 to 4 thousand bytes, and what tells of them"
-        gate.set()
+        trace.gate.set()
         assert reports_of(lane, task(piece([30]), chunk=30))
 
 
 @both_kinds
-def test_a_stuck_sample_at_the_end(threads: bool) -> None:
+def test_a_stuck_sample_at_the_end(threads: bool, trace: Trace) -> None:
     """A process is ended; a thread cannot be, which is said, and its memory stays."""
-    gate, make = gated()
     with open_links(1, arenas=not threads) as links:
         if not threads:
-            with open_lane(make) as lane:
-                lane.send(task(piece([5]), chunk=1))
+            with open_lane(trace.make) as lane:
+                lane.send(task(piece([GATED]), chunk=1))
                 assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
                 assert lane.close(0.0)
             return
-        before, thread_lane = threading.enumerate(), ThreadLane(links, job(make, seeds_samples=False))
-        thread_lane.send(marked(links, task(piece([5, 6]), chunk=1)))
+        before, thread_lane = threading.enumerate(), ThreadLane(links, job(trace.make, seeds_samples=False))
+        thread_lane.send(marked(links, task(piece([GATED, 6]), chunk=1)))
         assert wait_until(lambda: links.board.find(1, 1) is not None)
         with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
             assert not thread_lane.close(0.01)
-        gate.set()
+        trace.gate.set()
         assert thread_lane.close(20.0)
         assert not threads_since(before)
 
 
 @both_kinds
-def test_who_closes_begins_no_other_sample(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, make = gated()
-    begun = FORK.RawValue("i", 0)
-
-    def count(key: int) -> Any:
-        begun.value += 1
-        return make(key)
-
-    with open_lane(count, threads=threads) as lane:
-        lane.send(task(piece([5, 6]), chunk=1))
+def test_who_closes_begins_no_other_sample(threads: bool, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_lane(trace.make, threads=threads) as lane:
+        lane.send(task(piece([GATED, 6]), chunk=1))
         assert wait_until(lambda: started(lane, 1) == 1)
         for chunk in (2, 3):
             lane.send(task(piece([chunk]), chunk=chunk))
         if threads:
             with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
                 assert not lane.close(0.01)
-            gate.set()
+            trace.gate.set()
         else:  # once the worker has been told to leave
             close = lane._pool.close
-            monkeypatch.setattr(lane._pool, "close", lambda timeout: (gate.set(), close(timeout)))
+            monkeypatch.setattr(lane._pool, "close", lambda timeout: (trace.gate.set(), close(timeout)))
         assert lane.close(20.0)
-        assert begun.value == 1
+        assert [trace.begun(key) for key in (GATED, 6, 2, 3)] == [1, 0, 0, 0]
 
 
 @both_kinds
-def test_one_that_rests_takes_no_task_until_it_is_to_work(threads: bool) -> None:
-    trace = Trace()
+def test_one_that_rests_takes_no_task_until_it_is_to_work(threads: bool, trace: Trace) -> None:
     with open_lane(trace.make, 3, threads=threads, active=1) as lane:
         assert lane.slots == 1 and of_kind(lane, Opened) == [Opened(1)]
         lane.send(task(piece([GATED]), chunk=1))
@@ -133,7 +121,6 @@ def test_one_that_rests_takes_no_task_until_it_is_to_work(threads: bool) -> None
         trace.gate.set()
         lane.resize(1)
         assert lane.slots == 1 and of_kind(lane, Opened) == [Opened(-1)]
-    trace.gate.close()
 
 
 def test_a_task_that_is_finished_is_not_taken_back_although_its_worker_is_not_through() -> None:
