@@ -101,7 +101,12 @@ def test_who_closes_begins_no_other_sample(threads: bool, trace: Trace, monkeypa
             trace.gate.set()
         else:  # once the worker has been told to leave
             close = lane._pool.close
-            monkeypatch.setattr(lane._pool, "close", lambda timeout: (trace.gate.set(), close(timeout)))
+
+            def goes_on(timeout: float) -> Any:
+                trace.gate.set()
+                return close(timeout)
+
+            monkeypatch.setattr(lane._pool, "close", goes_on)
         assert lane.close(20.0)
         assert [trace.begun(key) for key in (GATED, 6, 2, 3)] == [1, 0, 0, 0]
 

@@ -7,12 +7,12 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+Test = Callable[..., Coroutine[Any, Any, None]]
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_a_loop(test: Test) -> Callable[..., None]:
     """Runs a test in an event loop of its own."""
 
     @wraps(test)
@@ -50,7 +50,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end on a virtual clock."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+def on_a_virtual_clock(test: Test) -> Callable[..., None]:
+    """Runs a test in such a loop."""
+
+    @wraps(test)
+    def work(**fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(**fixtures))
+
+    return work

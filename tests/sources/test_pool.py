@@ -17,7 +17,7 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.remote import ATTEMPTS, Hedging, RemoteReads, is_final
 from minato_gpu.sources.source import Source
-from tests.sources.loops import run
+from tests.sources.loops import on_a_virtual_clock
 
 SIZE = 64
 
@@ -123,49 +123,37 @@ def tailed(median_s: float, seed: int) -> Callable[[float, int], float]:
 
 
 @pytest.mark.parametrize(("latency_ms", "rate"), [(20, 667), (100, 100), (100, 667)])
-def test_latency_and_its_tail_are_hidden(latency_ms: int, rate: int) -> None:
-    async def main() -> float:
-        storage = Storage(tailed(latency_ms / 1e3, 1))
-        consumer, now = Consumer(storage, rate, 1024), asyncio.get_running_loop().time()
-        await consumer.use(now + 2)
-        used = await consumer.use(now + 6)
-        assert consumer.pool.stats()["hedges"] <= 0.06 * storage.requests + 16
-        await consumer.close()
-        return used / 4 / rate
-
-    assert run(main()) >= 0.97
+@on_a_virtual_clock
+async def test_latency_and_its_tail_are_hidden(latency_ms: int, rate: int) -> None:
+    storage = Storage(tailed(latency_ms / 1e3, 1))
+    consumer, now = Consumer(storage, rate, 1024), asyncio.get_running_loop().time()
+    await consumer.use(now + 2)
+    used = await consumer.use(now + 6)
+    assert consumer.pool.stats()["hedges"] <= 0.06 * storage.requests + 16
+    await consumer.close()
+    assert used / 4 / rate >= 0.97
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
-def test_a_latency_that_changes_tenfold_is_met_within_three_seconds(factor: float) -> None:
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        change, median = loop.time() + 5, 0.05 if factor > 1 else 0.2
-
-        def latency(now: float, number: int) -> float:
-            return median * (factor if now > change else 1.0)
-
-        consumer = Consumer(Storage(latency), 500, 1024)
-        await consumer.use(change + 3)
-        used = await consumer.use(change + 8)
-        await consumer.close()
-        return used / 5 / 500
-
-    assert run(main()) >= 0.9
+@on_a_virtual_clock
+async def test_a_latency_that_changes_tenfold_is_met_within_three_seconds(factor: float) -> None:
+    change, median = asyncio.get_running_loop().time() + 5, 0.05 if factor > 1 else 0.2
+    consumer = Consumer(Storage(lambda now, number: median * (factor if now > change else 1.0)), 500, 1024)
+    await consumer.use(change + 3)
+    used = await consumer.use(change + 8)
+    await consumer.close()
+    assert used / 5 / 500 >= 0.9
 
 
-def test_a_storage_that_gives_no_more_is_not_asked_for_more() -> None:
-    async def main() -> tuple[int, float]:
-        storage = Storage(lambda now, number: 0.05, rate=200)
-        consumer, now = Consumer(storage, 1000, 1024), asyncio.get_running_loop().time()
-        await consumer.use(now + 5)
-        used = await consumer.use(now + 15)
-        await consumer.close()
-        return storage.most, used / 10 / 200
-
-    most, share = run(main())
-    assert most <= 256 + 16, "with second requests"
-    assert share >= 0.97
+@on_a_virtual_clock
+async def test_a_storage_that_gives_no_more_is_not_asked_for_more() -> None:
+    storage = Storage(lambda now, number: 0.05, rate=200)
+    consumer, now = Consumer(storage, 1000, 1024), asyncio.get_running_loop().time()
+    await consumer.use(now + 5)
+    used = await consumer.use(now + 15)
+    await consumer.close()
+    assert storage.most <= 256 + 16, "with second requests"
+    assert used / 10 / 200 >= 0.97
 
 
 @pytest.mark.parametrize(
@@ -181,107 +169,93 @@ def test_a_storage_that_gives_no_more_is_not_asked_for_more() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_fails_is_tried_again_where_that_may_help(errors: list[Exception], requests: int, fails: bool) -> None:
-    async def main() -> tuple[Storage, dict[int, BaseException]]:
-        storage = Storage(lambda now, number: 0.01)
-        storage.errors = list(errors)
-        consumer = Consumer(storage, 100, 1)
-        consumer.pool.submit(0, Source("s3://0"))
-        consumer.wanted = 1
-        await consumer._came.wait()
-        await consumer.close()
-        return storage, consumer.errors
-
-    storage, failed = run(main())
+@on_a_virtual_clock
+async def test_what_fails_is_tried_again_where_that_may_help(
+    errors: list[Exception], requests: int, fails: bool
+) -> None:
+    storage = Storage(lambda now, number: 0.01)
+    storage.errors = list(errors)
+    consumer = Consumer(storage, 100, 1)
+    consumer.pool.submit(0, Source("s3://0"))
+    consumer.wanted = 1
+    await consumer._came.wait()
+    await consumer.close()
     assert storage.requests == requests
-    assert list(failed.values()) == ([errors[min(requests, len(errors)) - 1]] if fails else [])
+    assert list(consumer.errors.values()) == ([errors[min(requests, len(errors)) - 1]] if fails else [])
 
 
-def test_a_request_that_is_never_answered_is_named() -> None:
-    async def main() -> dict[int, BaseException]:
-        consumer = Consumer(Storage(lambda now, number: 1e6), 100, 1)
-        begin = asyncio.get_running_loop().time()
-        consumer.pool.submit(0, Source("s3://0"))
-        await consumer._came.wait()
-        seconds = asyncio.get_running_loop().time() - begin
-        await consumer.close()
-        assert seconds == pytest.approx(60 * ATTEMPTS, rel=0.2), "with the pauses in between"
-        return consumer.errors
-
-    assert "s3://0 has not been answered in 60 seconds" in str(run(main())[0])
+@on_a_virtual_clock
+async def test_a_request_that_is_never_answered_is_named() -> None:
+    consumer = Consumer(Storage(lambda now, number: 1e6), 100, 1)
+    begin = asyncio.get_running_loop().time()
+    consumer.pool.submit(0, Source("s3://0"))
+    await consumer._came.wait()
+    seconds = asyncio.get_running_loop().time() - begin
+    await consumer.close()
+    assert seconds == pytest.approx(60 * ATTEMPTS, rel=0.2), "with the pauses in between"
+    assert "s3://0 has not been answered in 60 seconds" in str(consumer.errors[0])
 
 
-def test_the_request_that_is_not_needed_any_more_is_cancelled() -> None:
+@on_a_virtual_clock
+async def test_the_request_that_is_not_needed_any_more_is_cancelled() -> None:
     """The first that takes long is asked a second time: what is late then costs nothing more."""
-
-    async def main() -> tuple[Storage, dict[str, int], float]:
-        loop = asyncio.get_running_loop()
-        storage = Storage(lambda now, number: 1e6 if number == 100 else 0.05)
-        consumer = Consumer(storage, 100, 1)
-        begin = loop.time()
-        while consumer.used < 102:
-            await consumer.use(loop.time() + 1e-3)
-        stats, seconds = consumer.pool.stats(), loop.time() - begin
-        assert storage.under_way == 0
-        await consumer.close()
-        return storage, stats, seconds
-
-    storage, stats, seconds = run(main())
+    loop = asyncio.get_running_loop()
+    storage = Storage(lambda now, number: 1e6 if number == 100 else 0.05)
+    consumer = Consumer(storage, 100, 1)
+    begin = loop.time()
+    while consumer.used < 102:
+        await consumer.use(loop.time() + 1e-3)
+    stats, seconds = consumer.pool.stats(), loop.time() - begin
+    assert storage.under_way == 0
+    await consumer.close()
     assert (stats["hedges"], stats["hedges_won"], storage.cancelled, storage.requests) == (1, 1, 1, 103)
     assert seconds < 10
 
 
-def test_what_is_under_way_or_pauses_ends_with_the_pool() -> None:
-    async def main() -> tuple[int, int]:
-        storage = Storage(lambda now, number: 0.0 if number == 0 else 100.0)
-        storage.errors = [ConnectionError("lost")]
-        consumer = Consumer(storage, 100, 2)
-        consumer.pool.submit(0, Source("s3://0"))
-        await asyncio.sleep(0.01)
-        assert consumer.pool.stats()["retries"] == 1
-        consumer.pool.submit(1, Source("s3://1"))
-        await asyncio.sleep(0.001)
-        await consumer.close()
-        await asyncio.sleep(1000.0)
-        assert not consumer._there, "nobody is told"
-        return storage.requests, storage.under_way
-
-    assert run(main()) == (2, 0)
+@on_a_virtual_clock
+async def test_what_is_under_way_or_pauses_ends_with_the_pool() -> None:
+    storage = Storage(lambda now, number: 0.0 if number == 0 else 100.0)
+    storage.errors = [ConnectionError("lost")]
+    consumer = Consumer(storage, 100, 2)
+    consumer.pool.submit(0, Source("s3://0"))
+    await asyncio.sleep(0.01)
+    assert consumer.pool.stats()["retries"] == 1
+    consumer.pool.submit(1, Source("s3://1"))
+    await asyncio.sleep(0.001)
+    await consumer.close()
+    await asyncio.sleep(1000.0)
+    assert not consumer._there, "nobody is told"
+    assert (storage.requests, storage.under_way) == (2, 0)
 
 
-def test_a_read_that_has_not_begun_may_be_hastened() -> None:
-    async def main() -> list[int]:
-        storage, done = Storage(lambda now, number: 1.0 + number / 1e3), list[int]()
-        arena = Arena("test")
-        pool = ReaderPool(Blocks(arena), lambda number, *_: done.append(number), storage)
-        for number in range(10, 210):
-            pool.submit(number, Source(f"s3://{number}"))
-        assert not pool.hasten(10, 0, Source("s3://10")) and pool.hasten(209, 1, Source("s3://209"))
-        while len(done) < 200:
-            await asyncio.sleep(0.1)
-        await pool.close()
-        arena.close()
-        assert sorted(done) == [1, *range(10, 209)]
-        return done
-
-    assert run(main()).index(1) == 64, "after those that had begun"
+@on_a_virtual_clock
+async def test_a_read_that_has_not_begun_may_be_hastened() -> None:
+    storage, done = Storage(lambda now, number: 1.0 + number / 1e3), list[int]()
+    arena = Arena("test")
+    pool = ReaderPool(Blocks(arena), lambda number, *_: done.append(number), storage)
+    for number in range(10, 210):
+        pool.submit(number, Source(f"s3://{number}"))
+    assert not pool.hasten(10, 0, Source("s3://10")) and pool.hasten(209, 1, Source("s3://209"))
+    while len(done) < 200:
+        await asyncio.sleep(0.1)
+    await pool.close()
+    arena.close()
+    assert sorted(done) == [1, *range(10, 209)]
+    assert done.index(1) == 64, "after those that had begun"
 
 
-def test_where_much_is_there_already_little_is_asked_for_at_once() -> None:
+@on_a_virtual_clock
+async def test_where_much_is_there_already_little_is_asked_for_at_once() -> None:
     """Several ranks may share a storage: what one sends for later is answered before what another needs next."""
-
-    async def main() -> int:
-        storage = Storage(lambda now, number: 0.005)
-        consumer = Consumer(storage, 100, 1)
-        consumer.pool = ReaderPool(consumer.blocks, consumer._done, storage, behind=lambda: False)
-        consumer.wanted = 200
-        for number in range(consumer.wanted):
-            consumer.pool.submit(number, Source(f"s3://{number}"))
-        await consumer.all_there()
-        await consumer.close()
-        return storage.most
-
-    assert run(main()) == 8
+    storage = Storage(lambda now, number: 0.005)
+    consumer = Consumer(storage, 100, 1)
+    consumer.pool = ReaderPool(consumer.blocks, consumer._done, storage, behind=lambda: False)
+    consumer.wanted = 200
+    for number in range(consumer.wanted):
+        consumer.pool.submit(number, Source(f"s3://{number}"))
+    await consumer.all_there()
+    await consumer.close()
+    assert storage.most == 8
 
 
 # --- which requests are sent again -----------------------------------------------------------------------------
