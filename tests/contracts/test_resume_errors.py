@@ -78,7 +78,7 @@ def test_a_sampler_that_raises_once(workers: int, ahead: int | None, at: int, or
     first = next(iterator)
     got, raised = _all_of(iterator, OSError)
     assert sorted([int(first), *got]) == DATA
-    assert len(raised) == 1 and raised[0] > 0
+    assert len(raised) == 1 and (raised[0] > 0 or (workers > 0 and ahead is None))
 
 
 def test_an_interrupt_while_it_draws_comes_at_once() -> None:

@@ -109,7 +109,8 @@ def test_workers_do_not_hold_the_socket(runtime: Path) -> None:
     list(first)
     second = _loader(num_workers=2, on_worker_death="replace")
     iterator = _begun(second)
-    inodes = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if str(os.getpid()) in line}
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    inodes = {line.split()[6] for line in sockets if line.endswith(f"/{os.getpid()}")}
     assert inodes
     children = psutil.Process().children(recursive=True)
     assert len(children) >= 3
