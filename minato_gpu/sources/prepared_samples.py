@@ -7,8 +7,9 @@ window, and *staged* in memory once it is there, until all have had it; where th
 first goes. So nobody waits for a slow loader: what it has not taken in time it prepares itself, and what it was granted
 and does not prepare is granted to another.
 
-The first loader of a group is believed. Each other one prepares ten samples itself of which such a loader has sent a
-copy, and sends their checksums: it is believed, and granted samples and given copies, once these are the same.
+The first loader of a group that needs samples is believed, however late it came. Each other one prepares ten samples
+itself of which such a loader has sent a copy, and sends their checksums: it is believed, and granted samples and given
+copies, once these are the same.
 
 A message wakes a loader, which costs it more than the copy of a sample. So what comes at about the same time is
 announced together, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
@@ -130,8 +131,6 @@ class PreparedSamples:
         members.remove(sharer)
         if not members:
             self.drop([sample for sample in self._staged if sample.group is sharer.group])
-        elif not any(one.believed for one in members):
-            members[0].believed = True
         self._groups = {name: group for name, group in self._groups.items() if group.members}
         self.arena.trim()
         self.look()
@@ -188,7 +187,7 @@ class Sharer:
         self, shared: PreparedSamples, group: SampleGroup, workers: int, pass_on: Callable[[Ready], None]
     ) -> None:
         self.group = group
-        self.believed = not group.members  # others take what it prepares
+        self.believed = False  # others take what it prepares
         self.granted: dict[SharedSample, None] = {}  # samples granted and not prepared
         self.is_late = False  # it is late with a sample that was granted
         self.there: set[int] = set()  # tickets that were passed on, and are not released
@@ -239,6 +238,7 @@ class Sharer:
     def admit(self, end: int) -> None:
         """Notes that tickets below ``end`` are in the window."""
         self._admitted = end
+        self.believed = self.believed or not any(one.believed for one in self.group.members)
         self._shared.look()
 
     def release(self, tickets: Iterable[int]) -> None:

@@ -226,6 +226,10 @@ prepared samples stay beyond the budget
 -        while self._nbytes > self.budget:
 +        while self._nbytes > 2**60:
 
+the first loader that comes is believed, which may need nothing yet
+-self.believed = self.believed or not any(one.believed for one in self.group.members)
++self.believed = self.believed or self is self.group.members[0]
+
 a loader is believed before its samples have been compared
 -            elif self.believed and sample.is_staged and sample.checksum is not None:
 +            elif sample.is_staged and sample.checksum is not None:

@@ -255,6 +255,17 @@ def test_a_loader_is_believed_once_its_first_samples_were_the_same(left: bool) -
     assert sorted(first.done) == sorted(second.done) == [*range(60)]
 
 
+def test_the_first_that_needs_samples_is_believed() -> None:
+    """One that has come before, and whose workers are not there yet, would have others prepare a window alone."""
+    host = _Host(2, anew=True)
+    idle, other = host.loaders
+    other.want(*range(60))
+    host.go_on(other)
+    idle.want(*range(60))
+    host.go_on()
+    assert len(idle.prepared) == COMPARED and sorted(idle.done) == [*range(60)] == sorted(other.prepared)
+
+
 def test_one_that_is_not_believed_does_not_wait_for_one_that_is_stopped() -> None:
     host = _Host(2, anew=True)
     _, other = host.loaders
