@@ -28,6 +28,7 @@ _BURST, _FIRST = 16.0, 4.0  # saved up at most, and allowed before anything is k
 ATTEMPTS = 5
 _FIRST_PAUSE_S = 0.1
 _TIME_OUT_S = 60.0  # an attempt that is not answered by then has failed
+_SLACK_S = 1e-3  # the event loop's clock is no finer
 _SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a source without offset and length"
 
 
@@ -143,6 +144,7 @@ class _UrlRead:
     number: int
     source: Source
     begin: float = 0.0  # beginning of the attempt
+    asked: float = 0.0  # when its last request was sent
     failures: int = 0  # failed attempts
     # requests that are not answered; whether each was the second one
     requests: dict[asyncio.Task[None], bool] = field(default_factory=dict)
@@ -153,7 +155,9 @@ class UrlReads:
     """Reads URLs: as many attempts as it takes, and in each one request, or a second if the first takes long.
 
     ``ended`` is called for every read. ``counts``: see ``ReaderPool.stats``. Each request is one task, which handles
-    its answer as it ends.
+    its answer as it ends. A read that takes long while no second request may be sent is asked for again as soon as one
+    may be, the one that is needed first before others; the second request may take long as well, and then there is a
+    third.
     """
 
     def __init__(self, remote: RemoteReads, ended: Answered) -> None:
@@ -161,6 +165,7 @@ class UrlReads:
         self._loop = asyncio.get_running_loop()
         self._hedging = Hedging()
         self._reads: dict[int, _UrlRead] = {}
+        self._late: dict[int, _UrlRead] = {}  # those that take long, and have not been asked for again
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries"), 0)
 
     def submit(self, number: int, source: Source) -> None:
@@ -172,12 +177,17 @@ class UrlReads:
         """Begins the next attempt."""
         read.begin = self._loop.time()
         read.timers = [self._loop.call_later(_TIME_OUT_S, self._time_out, read)]
-        if (patience_s := self._hedging.patience_s) is not None:
-            read.timers.append(self._loop.call_later(patience_s, self._takes_long, read))
         self._request(read, is_second=False)
 
     def _request(self, read: _UrlRead, *, is_second: bool) -> None:
+        read.asked = self._loop.time()
         read.requests[self._loop.create_task(self._run(read))] = is_second
+        self._watch(read)
+
+    def _watch(self, read: _UrlRead) -> None:
+        """Calls ``_takes_long`` once the read's last request takes long, where it is known how long that is."""
+        if (patience_s := self._hedging.patience_s) is not None:
+            read.timers.append(self._loop.call_at(read.asked + patience_s, self._takes_long, read))
 
     async def _run(self, read: _UrlRead) -> None:
         answer: Answer
@@ -197,8 +207,13 @@ class UrlReads:
     def _answered(self, read: _UrlRead, answer: Answer) -> None:
         """Handles the end of an attempt."""
         self._end(read)
-        seconds = self._loop.time() - read.begin
+        seconds, was_known = self._loop.time() - read.begin, self._hedging.patience_s is not None
         self._hedging.finished(seconds)
+        if not was_known:
+            for each in self._reads.values():
+                if each.requests:
+                    self._watch(each)
+        self._ask_again()
         if isinstance(answer, BaseException):
             read.failures += 1
             if read.failures < ATTEMPTS and not is_final(answer):
@@ -215,13 +230,23 @@ class UrlReads:
         for request in read.requests:
             request.cancel()
         requests, read.requests, read.timers = [*read.requests], {}, []
+        self._late.pop(read.number, None)
         return requests
 
     def _takes_long(self, read: _UrlRead) -> None:
-        """Sends a slow request once more, if that is allowed now."""
-        if self._hedging.take():
+        self._late[read.number] = read
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Sends requests for late reads once more, as far as that is allowed now. What others take may have grown since
+        a read was called late."""
+        sent_before = self._loop.time() - (self._hedging.patience_s or 0.0) + _SLACK_S
+        due = sorted(number for number, read in self._late.items() if read.asked <= sent_before) if self._late else ()
+        for number in due:
+            if not self._hedging.take():
+                break
             self.counts["hedges"] += 1
-            self._request(read, is_second=True)
+            self._request(self._late.pop(number), is_second=True)
 
     def _time_out(self, read: _UrlRead) -> None:
         self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))

@@ -137,6 +137,14 @@ nobody is asked a second time
 -        if self._allowed < 1.0:
 +        if True:
 
+what may not be asked again at once is forgotten
+-                break
++                self._late.pop(number)
+
+a second request that takes long is waited for
+-        self._watch(read)
++        if not is_second: self._watch(read)
+
 === sources/remote.py: sources/test_reading.py
 all URLs of a protocol are read from the first one's host (reverts 4803bf7)
 -name = _protocol(source), *sorted(options.items())

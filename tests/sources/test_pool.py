@@ -213,6 +213,19 @@ async def test_the_request_that_is_not_needed_any_more_is_cancelled() -> None:
 
 
 @on_a_virtual_clock
+async def test_what_may_not_be_asked_again_at_once_is_not_forgotten() -> None:
+    """Many are never answered, among them second requests, more than may be asked again at a time: none is waited for
+    until it has timed out."""
+    loop = asyncio.get_running_loop()
+    storage = Storage(lambda now, number: 1e6 if 40 <= number < 52 or number % 50 == 49 else 0.05)
+    consumer, begin = Consumer(storage, 1000, 256), loop.time()
+    while consumer.used < 2000:
+        await consumer.use(loop.time() + 1e-3)
+    assert loop.time() - begin < 30
+    await consumer.close()
+
+
+@on_a_virtual_clock
 async def test_what_is_under_way_or_pauses_ends_with_the_pool() -> None:
     storage = Storage(lambda now, number: 0.0 if number == 0 else 100.0)
     storage.errors = [ConnectionError("lost")]
