@@ -154,8 +154,9 @@ class ReadAhead:
             return None
         awaited = sorted(serial for serial in fetched if serial < self._admitted)
         self._missing -= len(awaited)
-        prepared = [serial for serial in awaited if serial not in self.copies]
-        return joined(singles(prepared)), joined(singles(serial for serial in awaited if serial in self.copies))
+        copies = [serial for serial in awaited if serial in self.copies]
+        others = [serial for serial in awaited if serial not in self.copies] if copies else awaited
+        return joined(singles(others)), joined(singles(copies))
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]

@@ -35,15 +35,30 @@ def observe(
         return
     to.took(count, report.seconds)
     if lane.kind == m.CPU and report.parts is None and chunk.stop < 0:
-        if report.times is None:
-            to.not_measured(spans)
-        else:
-            serials = [*tickets(spans)] if to.by_serial or copies else []
-            seen = Observed(of.window.keys(spans), serials, report.times, report.seconds)
-            seen = seen.without(copies) if copies else seen
-            if seen.keys:
-                to.measured(lane.kind, seen)
+        _observe_whole(spans, report, to, of, copies)
+    else:
+        _observe_parts(lane, chunk, spans, report, to, of)
+
+
+def _observe_whole(
+    spans: tuple[TicketSpan, ...], report: Report, to: Estimator, of: Assembly, copies: Set[TicketId]
+) -> None:
+    """Learns from samples that a CPU worker has prepared from beginning to end."""
+    if report.times is None:
+        to.not_measured(spans)
         return
+    serials = [*tickets(spans)] if to.by_serial or copies else []
+    seen = Observed(of.window.keys(spans), serials, report.times, report.seconds)
+    seen = seen.without(copies) if copies else seen
+    if seen.keys:
+        to.measured(m.CPU, seen)
+
+
+def _observe_parts(
+    lane: Lane, chunk: m.Chunk, spans: tuple[TicketSpan, ...], report: Report, to: Estimator, of: Assembly
+) -> None:
+    """Learns from samples of a device, and from those that the CPU has prepared in parts or was to hand over."""
+    count = report.done - report.first
     items = report.items or [None] * count
     serials = [*tickets(spans)]
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
