@@ -193,7 +193,7 @@ class DataLoader(TorchDataLoader[T], Arguments):
     def _get_iterator(self) -> Any:
         session = self._session
         session.begin_here()
-        resumption = session.take_pending(self)
+        resumption = session.restore_pending(self)
         number = session.number(resumption)
         session.observe(self)
         arguments = self._arguments()

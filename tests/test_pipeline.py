@@ -331,6 +331,8 @@ class TestStage:
             ({"reads": "x"}, TypeError, "reads must be a sequence of names"),
             ({"writes": {"x": np.float32}}, TypeError, "must map names to Field"),
             ({"reads": 5}, TypeError, "stage 'double': reads must be a sequence of names, got 5"),
+            ({"reads": {"x"}}, TypeError, "reads must be a sequence of names, got {'x'}"),
+            ({"reads": iter(["x"])}, TypeError, "reads must be a sequence of names, got <list_iterator"),
             ({"tolerance": {"cpu": 1e-6}}, TypeError, "must map names to Tolerance, got 'cpu': 1e-06"),
             ({"cpu": None}, TypeError, "cpu must be callable"),
             ({"device": fragment}, TypeError, "must be a DaliFragment"),
@@ -352,5 +354,6 @@ class TestStage:
         assert canonical(True).dtype == np.bool_
         assert canonical([1, 2]).dtype == np.int32
         assert canonical(np.float64(0.1)).dtype == np.float64
-        with pytest.raises(OverflowError, match="32 bits"):
-            canonical(2**31)
+        for wide in (2**31, -(2**31) - 1, 2**63, 2**64, [0, 2**64]):
+            with pytest.raises(OverflowError, match="32 bits"):
+                canonical(wide)

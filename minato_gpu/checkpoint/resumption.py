@@ -87,7 +87,8 @@ class Resumption:
             self._sampling.inner.set_epoch(self._sampler_epoch)
 
     def _check(self, loader: Arguments) -> int | None:
-        """Checks that the state fits this loader. Returns the epoch that its sampler had been given; None: none."""
+        """Checks that the state fits this loader, and keeps what it says. Returns the epoch for the sampler's
+        ``set_epoch``; None if the state or this sampler has none."""
         source = self.state["source"]
         if (self.state["kind"] == "iterable") != self._sampling.iterable:
             raise ValueError(
@@ -115,7 +116,8 @@ class Resumption:
         return s.number(source, "set_epoch") if given else None
 
     def _check_delivered(self, loader: Arguments) -> None:
-        """Checks that batches and samples fit together, and that a loader can fill an order with gaps."""
+        """Checks a state of which later samples were delivered before earlier ones: this loader must deliver out of
+        order too, and so many batches must hold so many samples. Any other state passes."""
         delivered, sampling = self.delivered, self._sampling
         if delivered.above and (loader.in_order or loader.max_lateness == 0 or loader.num_workers == 0):
             raise ValueError(
@@ -146,14 +148,15 @@ class Resumption:
         return out
 
     @property
-    def moved_on(self) -> bool:
+    def is_superseded(self) -> bool:
         """True if ``set_epoch`` has given the sampler another epoch since the state was loaded: then that one begins,
-        at its start."""
+        at its start, and the rest of the state's epoch is to be given up (``give_up_rest``)."""
         given = self.begun and self._sampler_epoch is not None
         return given and self._sampling.sampler_epoch != self._sampler_epoch
 
-    def move_on(self) -> None:
-        """Begins the epoch after that of the state, as if that had ended, and warns that the rest of it is given up."""
+    def give_up_rest(self) -> None:
+        """Gives up the rest of the state's epoch, with a warning: the next iterator begins a whole epoch, the one that
+        ``set_epoch`` has given the sampler. Its number, the loader's own count, is that of the state plus 1."""
         warnings.warn(
             f"load_state_dict() was given a state in the middle of the sampler's epoch {self._sampler_epoch}, and "
             f"set_epoch({self._sampling.sampler_epoch}) has been called since: that epoch begins at its start, and "
@@ -261,7 +264,11 @@ class _Stored:
         self._counts = [s.unpacked({"counts": plane}, "counts") for plane in s.sequence(source, "counts")]
 
     def order(self, sampling: Sampling, generators: Mapping[str, torch.Tensor]) -> Order:
-        """Returns the order of what is stored, and after that what the sampler yields from its state."""
+        """Returns the order of the stored keys and of what the sampler, given its state, yields after them.
+
+        If the sampler had ended, nothing follows; it and its generators then get their states at the end, which
+        ``generators`` holds by role. Raises ValueError as ``order_from_state`` and ``load_ended``.
+        """
         if self._ended:
             order = orders.order_at_end(sampling, self._own, self._way, generators)
         else:
@@ -284,7 +291,8 @@ def _own(saved: Mapping[str, JSON]) -> Snapshot:
 
 
 def _counts_of(plain: JSON, keys: list[Key]) -> list[int] | None:
-    """Returns the occurrences of a stored batch of these keys, checked."""
+    """Returns how often each of these keys had come before, None where the earlier run did not count. Raises ValueError
+    unless there is one whole number for each key."""
     if plain is None:
         return None
     counts = [

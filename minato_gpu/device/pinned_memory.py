@@ -49,7 +49,8 @@ class PinnedArena:
         return self._loans.allocate(self.arena, nbytes)
 
     def clear(self) -> None:
-        """Resets ``issued_fd``: not readable until a device writes it again."""
+        """Resets ``issued_fd``, the event descriptor that tells the consumer: a batch's copies to a device have been
+        issued or refused, or a device is out of memory and wants room. It is readable again at the next of these."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.issued_fd)
 
@@ -81,7 +82,8 @@ class PinnedArena:
         self.ends.append(upto)
 
     def close(self) -> None:
-        """Unpins everything; nothing may read the arena any more. Errors are ignored. Idempotent."""
+        """Unpins everything and closes ``issued_fd``. No copy to or from a device may be under way; the host may still
+        use the arena. Errors of unpinning are ignored. Idempotent."""
         begins, self.ends = [0, *self.ends[:-1]][: len(self.ends)], []
         for begin in begins:
             with contextlib.suppress(RuntimeError):

@@ -52,16 +52,19 @@ class HostShare:
     """A rank's row in its job's page. ``workers``: how many should be at work now."""
 
     def __init__(self, host: HostCores, workers: int) -> None:
-        """Raises OSError if the user has no private folder."""
+        """Maps the page of ``host.job``. ``workers``: how many are at work until the first ``look``.
+
+        Raises OSError if the user's private folder cannot be used.
+        """
         self.workers = workers
         self._host = host
         self._due = 0.0
         self._page = SharedFile(f"cores-{host.job}", _ROW_BYTES * host.ranks)
 
     def look(self, now: float, ready: float) -> bool:
-        """Writes how many batches are ready, and reads what others have, at most once in ``PERIOD_S``.
+        """Writes that ``ready`` batches are ready, and reads what the other ranks have, at most once in ``PERIOD_S``.
 
-        Returns whether ``workers`` has changed.
+        ``now``: seconds of ``perf_counter``, which the ranks compare. Returns whether ``workers`` has changed.
         """
         if now < self._due:
             return False

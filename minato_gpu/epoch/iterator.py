@@ -89,7 +89,7 @@ class EngineIterator(EpochIterator):
         self._engine = engine or self._new_engine(keeps=keeps, knows_seed=knows_seed)
         if keeps:
             session.keep(self._engine, self)
-        session.take_up(ahead, prepared)
+        session.settle_ahead(ahead, begins=prepared is not None)
         self._engine.begin(cursor.epoch, cursor.expected, prefetched=prepared is not None)
         session.cursor = cursor
         self._deliver(session.options, self._engine, cursor, _memory_of(self._engine))

@@ -36,11 +36,11 @@ _Ahead = tuple[EpochBatches, Speculation]
 
 
 class ReportedEpoch(NamedTuple):
-    """The epoch that ``stats()`` describes."""
+    """The epoch that ``stats()`` describes: the one that began, or was resumed, last."""
 
     view: EpochView
     number: int
-    ended: Counts  # counted in earlier epochs, where Prometheus wants that
+    ended: Counts  # what earlier epochs add to its counters (see ``carried``); empty without ``metrics_port``
 
 
 class Session:
@@ -102,24 +102,28 @@ class Session:
     # --- epochs --------------------------------------------------------------------------------------------
 
     def _waiting(self, loader: Arguments) -> Resumption | None:
-        """Returns the loaded state that the next epoch is to go on from, resolved for this loader; None if there is
-        none."""
+        """Returns the loaded state that the next epoch is to go on from; None if there is none.
+
+        Checks it anew in a copy of a loader, and where streams no longer fit ``num_workers``; raises as ``Resumption``.
+        """
         if self._pending is not None and not self._pending.fits(loader):
             self._given = self._pending.given
         if self._given is not None:
             self._pending, self._given = Resumption(loader, self._given), None
         return self._pending
 
-    def take_pending(self, loader: Arguments) -> Resumption | None:
-        """Returns the loaded state that this epoch is to go on from, and prepares sampler and generators for it.
+    def restore_pending(self, loader: Arguments) -> Resumption | None:
+        """Returns the loaded state that this epoch is made from; None if none was loaded, and then changes nothing.
 
-        None if the epoch is to begin.
+        Sets torch's global generator and the workers' seed to it; of a state between two epochs also the sampler and
+        its generators, which ``begin_epoch`` does for others. An epoch that was drawn ahead is discarded. The state
+        stays loaded until the epoch has ``begun``.
         """
         resumption = self._waiting(loader)
         if resumption is None:
             return None
-        if resumption.moved_on:
-            resumption.move_on()
+        if resumption.is_superseded:
+            resumption.give_up_rest()
         resumption.globals.put()
         if self.ahead is not None:
             self.ahead, self.discarded = None, self.discarded + 1
@@ -131,10 +135,11 @@ class Session:
         return resumption
 
     def may_keep(self, loader: Arguments, resumption: Resumption | None) -> bool:
-        """Returns whether the epoch that begins may use workers that stay.
+        """Returns whether the epoch that begins may use workers that stay: the loader asks for such
+        (``persistent_workers`` or ``epochs``), and no other iterator uses them.
 
-        It may not while another iterator uses them. An epoch that resumes from a state then leaves them to that
-        iterator, with which they end, and may keep others.
+        If one does, an epoch that resumes from a state leaves them to it, to end with it, and may start others that
+        stay.
         """
         user = None if self._user is None else self._user()
         if resumption is not None and user is not None and not user.ended and self.engine is not None:
@@ -146,24 +151,25 @@ class Session:
         """Keeps the engine for later epochs; ``user`` has it now."""
         self.engine, self._user = engine, weakref.ref(user)
 
-    def take_up(
-        self, ahead: tuple[EpochBatches, Speculation] | None, prepared: tuple[EpochBatches, Speculation] | None
-    ) -> None:
-        """Begins with the epoch that was ``prepared`` early, or discards the one that was drawn ``ahead``."""
+    def settle_ahead(self, ahead: _Ahead | None, *, begins: bool) -> None:
+        """Settles what becomes of the epoch drawn early, ``ahead``: it ``begins`` now, or counts as discarded, and no
+        epoch is drawn early any more. None: none was drawn, or its workers are not used."""
         self.ahead = None
-        if prepared is not None:
-            prepared[1].adopt()
+        if ahead is not None and begins:
+            ahead[1].adopt()
         elif ahead is not None:
             self.discarded += 1
             self.speculates = False  # the generators move between epochs: the next guess would be wrong too
 
     def begun(self, number: int, view: EpochView) -> None:
-        """Notes that epoch ``number`` has begun, or goes on."""
-        self._shown = ReportedEpoch(view, number, self._counted_until(view))
+        """Notes that epoch ``number`` has begun, or goes on: ``stats()`` describes it, ``number`` + 1 comes next, and a
+        loaded state has been used."""
+        self._shown = ReportedEpoch(view, number, self._carried_into(view))
         self._next_epoch, self._pending = number + 1, None
 
-    def _counted_until(self, view: EpochView) -> Counts:
-        """Returns what earlier epochs have counted; empty without ``metrics_port``."""
+    def _carried_into(self, view: EpochView) -> Counts:
+        """Returns what is to be added to the counters of ``view``, an epoch that begins, so that none falls from one
+        epoch to the next (see ``carried``). Empty for the loader's first epoch, and without ``metrics_port``."""
         last = self._shown
         if last is None or self.options.metrics is None:
             return {}

@@ -36,7 +36,7 @@ class Observed(NamedTuple):
     handed: list[int] | None = None  # bytes of each sample that another lane continues, else -1
 
     def without(self, left_out: Set[TicketId]) -> Observed:
-        """Returns the costs of all samples but ``left_out``; needs ``serials``, and gives no parts."""
+        """Returns the costs of all samples but ``left_out``; its ``parts`` and ``handed`` are None. Needs ``serials``."""
         at = [i for i, serial in enumerate(self.serials) if serial not in left_out]
         seconds = [self.seconds[i] for i in at]
         took = self.took - sum(self.seconds) + sum(seconds)
@@ -75,9 +75,11 @@ class Estimator:
         """
 
     def of_keys(self, keys: list[Key]) -> list[float] | None:
-        """Returns each key's predicted seconds on the CPU, before anything else is known of its sample.
+        """Returns each key's predicted seconds on a CPU slot that has its core to itself, before anything else is known
+        of its sample: from what the key cost before where that is recorded, else the lane's mean.
 
-        None if samples take under 100 microseconds on average, no key's cost is recorded, or there is a device lane.
+        None while samples take under 100 microseconds on average or no key at all is recorded, and always with a
+        device lane.
         """
         if self._mean < _COSTLY_S or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
             return None
@@ -85,7 +87,8 @@ class Estimator:
         return None if np.isnan(costs).any() else costs.tolist()
 
     def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
-        """Returns each sample's predicted seconds on the CPU and on a device (see ``Predicted``), and None for plans.
+        """Returns each sample's predicted seconds of a slot, waits for a core included, on the CPU and on a device, and
+        None for plans (see ``Predicted``).
 
         ``given``: each sample's cost features, or None. They are kept by serial until the sample is measured.
         """
@@ -104,7 +107,7 @@ class Estimator:
 
     @property
     def by_serial(self) -> bool:
-        """True if cost features are kept by serial, until their samples are ``measured``."""
+        """True while cost features of some sample are kept: then ``measured`` needs serials."""
         return bool(self._features)
 
     def took(self, samples: int, seconds: float) -> None:
@@ -160,6 +163,6 @@ class Estimator:
                 self._features.pop(serial, None)
 
     def report(self) -> dict[str, JSON]:
-        """Returns how well costs are predicted: samples, sigma of the log error, and rank correlation with actual
-        costs."""
+        """Returns how well costs were predicted since the epoch began: samples, sigma of the log error, and rank
+        correlation with actual costs (see ``CostModel.report``). The last two may be None."""
         return dict(self.model.report())

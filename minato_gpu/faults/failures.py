@@ -1,4 +1,5 @@
-"""Handling of samples that cannot be prepared: raise, try again, leave out, or ask the user's function.
+"""Handling of samples that cannot be prepared: raise, leave out, or ask the user's function. (Those to be tried again
+are in lanes/produce.py.)
 
 A batch of which samples are left out is delivered with the others. The decision is taken when the batch is about to be
 delivered, on the consumer's thread: a sample that nobody asked for raises nothing. A failure is counted once, and
@@ -78,7 +79,8 @@ OnError = Literal["raise", "retry", "skip"] | Callable[[BadSample], str]
 class FailurePolicy:
     """Applies ``on_error`` and ``max_failures`` (a count, or a share of the samples; None: no limit) in one epoch.
 
-    ``expected``: samples of the epoch, None if the sampler has no length; ``log`` counts those delivered and left
+    ``expected``: samples of the epoch, of which ``max_failures`` is a share. None if the sampler has no length: then it
+    is a share of the samples seen so far, and one failure is always allowed. ``log`` counts those delivered and left
     out in this run, ``before`` says what an earlier run had delivered and left out.
     """
 

@@ -68,13 +68,17 @@ class Stacks:
                 self._written[pid] = (self._written[pid] + data)[-2 * _MOST :]
 
     def last_words(self, pid: int) -> tuple[str, str]:
-        """Returns name and traceback of what ended a worker process; empty if no exception did."""
+        """Returns the name and traceback of what ended a worker process, once; after that, and if no exception did, two
+        empty strings."""
         self._read()
         _, name, text = (*self._written.pop(pid, b"").split(_LAST, 2), b"", b"")[:3]
         return name.decode("utf-8", "replace"), text.decode("utf-8", "replace").rstrip()
 
     def of_processes(self, pids: Iterable[int]) -> dict[int, str]:
-        """Returns the stacks of worker processes by process id; empty of those that do not answer."""
+        """Asks worker processes for their stacks, and returns these by process id; empty of those that do not answer.
+
+        Waits up to ``_ANSWER_S`` seconds.
+        """
         self._read()
         asked = [pid for pid in pids if _listens(pid)]  # one that is still starting would be killed by the signal
         for pid in asked:
@@ -108,7 +112,7 @@ def of_thread(thread: threading.Thread) -> str:
 
 
 def told(stacks: dict[int, str]) -> str:
-    """Returns stacks by worker, as the rest of an error's message."""
+    """Returns stacks, by worker's number (not by process id), as text that goes on an error's message."""
     return "".join(
         f"\nWorker {number} is at:\n{stack or '  (it does not answer)'}" for number, stack in sorted(stacks.items())
     )

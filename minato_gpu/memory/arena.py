@@ -40,8 +40,12 @@ class Arena:
     def __init__(
         self, name: str, capacity: int = 0, fd: int | None = None, memory: SharedMemory | None = None, begin: int = 0
     ) -> None:
-        """``capacity`` 0 means as much as costs nothing to reserve. ``memory``: it is a part of this, from ``begin``
-        on, and does not close it; ``fd``: it maps memory that another process has made. Else it makes its own."""
+        """Makes an arena of ``capacity`` bytes: of ``memory`` from ``begin`` on, which it does not close; or of ``fd``,
+        which another process has made.
+
+        With neither it makes its own memory, or less under a limit of address space (see ``SharedMemory.reserve``, and
+        what that raises); ``capacity`` 0 then means as much as costs nothing to reserve.
+        """
         self._owns = memory is None
         if fd is not None:
             memory = SharedMemory(name, capacity, fd)
@@ -109,7 +113,8 @@ class Arena:
                     self._used[at] = 0
 
     def keep(self, end: int) -> None:
-        """Keeps pages below this offset where they are from now on: a device reads them by their physical address."""
+        """Keeps pages below this offset where they are from now on, as a device reads them by their physical address.
+        The offset replaces that of an earlier call, also if it is lower."""
         with self._lock:
             self._held = end
 
@@ -131,12 +136,13 @@ class Arena:
             self._memory.give_back(self._at + begin, end - begin)
 
     def _beside(self, sizes: dict[int, int]) -> list[tuple[int, int]]:
-        """Returns what is between blocks of these sizes, by offset."""
+        """Returns the gaps around blocks as (begin, end) pairs, those at the arena's ends too. ``sizes``: bytes by
+        offset."""
         ends = [0, *(offset + size for offset, size in sorted(sizes.items()))]
         return [(lo, hi) for lo, hi in zip(ends, (*sorted(sizes), self.capacity), strict=True) if lo < hi]
 
     def _join(self, begin: int, end: int) -> int:
-        """Adds a freed block to the free extents, joined with its neighbours; returns the extent's number."""
+        """Adds a freed block to the free extents, joined with its neighbours; returns the extent's index."""
         begins, ends, used = self._begins, self._ends, self._used
         at, size = bisect_right(begins, begin), end - begin
         if at < len(begins) and begins[at] == end:
@@ -179,7 +185,8 @@ def _paged(nbytes: int) -> int:
 
 
 def rounded(nbytes: int) -> int:
-    """Returns a block's size in whole pages, at most an eighth wasted.
+    """Returns the bytes that a block of ``nbytes`` bytes takes: the next multiple of ``PAGE`` (at least one page), or
+    for 64 KiB and more at most an eighth more.
 
     Blocks of nearly the same size then fit into each other's place.
     """

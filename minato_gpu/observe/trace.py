@@ -115,9 +115,9 @@ def _opened(path: Path) -> tuple[Path, int]:
 
 
 class Trace:
-    """Subscribes to a loader's facts and writes them to ``file``.
+    """A subscriber to a loader's facts: called with each of them, it writes them to ``file`` as events.
 
-    ``name`` is the process's; ``on_full`` is called when there is no room left.
+    ``name``: the process's name in the viewer. ``on_full`` is called once, when an event has no room any more.
     """
 
     def __init__(self, file: TraceFile, name: str, on_full: Callable[[], None]) -> None:
@@ -230,7 +230,8 @@ class Trace:
     def _track_for(self, fact: f.Worked) -> tuple[float, int]:
         """Chooses a track of the slot that is free, or adds one: a device works on several micro-batches at once.
 
-        Returns when the work begins on it, and the track.
+        Returns when the work begins there, in seconds, and the track. The begin is put off until the end of the track's
+        last work, which two clocks may place later.
         """
         tracks = self._tracks_of.setdefault((fact.lane, fact.worker), [])
         for at, (track, until) in enumerate(tracks):

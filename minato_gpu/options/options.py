@@ -213,7 +213,8 @@ def _share(loader: Arguments) -> str:
 
 
 def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
-    """Returns what opens lanes on other machines, () for none; their agents are asked what they offer."""
+    """Returns the one source of lanes on other machines; () without ``cluster``. Asks its agents over the network what
+    they offer. Raises ValueError or TypeError that says what is wrong, and as ``Lanes.check``."""
     if loader.cluster is None:
         return ()
     from minato_gpu.lanes.far.cluster import Lanes
@@ -276,8 +277,8 @@ def _lateness(loader: Arguments) -> int:
 
 
 def _free(loader: Arguments) -> bool:
-    """Returns whether batches may be composed from what is ready: only batches that torch's own BatchSampler cuts
-    are taken apart."""
+    """Returns whether batches may be composed from what is ready: out of order, of a map-style data set, and only where
+    torch's own BatchSampler, or none, cuts the batches."""
     if loader.in_order or loader.max_lateness == 0 or isinstance(loader.dataset, IterableDataset):
         return False
     return loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler

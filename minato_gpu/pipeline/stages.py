@@ -44,7 +44,7 @@ class Field:
             reports deviations in levels, so that one limit fits bytes and normalised floats alike.
 
     Raises:
-        TypeError, ValueError: a dtype, shape or maximum makes no sense.
+        TypeError, ValueError: a dtype, shape, maximum, layout or level makes no sense.
     """
 
     dtype: npt.DTypeLike
@@ -301,11 +301,11 @@ class Stage:
 
 
 def names_in(what: str, names: object) -> tuple[str, ...]:
-    """Returns ``names`` as a tuple. Raises TypeError unless they are a sequence of strings, ValueError for one given
-    twice."""
-    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+    """Returns ``names`` as a tuple. Raises TypeError unless they are a sequence of strings (no set, no iterator), and
+    ValueError for one given twice. ``what`` begins the message."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"{what} must be a sequence of names, got {names!r}")
-    if len(set(names)) != len(tuple(names)):
+    if len(set(names)) != len(names):
         raise ValueError(f"{what} names a field twice: {tuple(names)}")
     return tuple(names)
 
@@ -337,10 +337,10 @@ def canonical(value: Value) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value
     array = np.asarray(value)
-    if array.dtype == np.int64:
-        if array.size and (int(array.max()) > 2**31 - 1 or int(array.min()) < -(2**31)):
+    if array.dtype in (np.int64, np.uint64, np.object_):  # of ints; the last two beyond int64
+        if any(isinstance(each, int) and not -(2**31) <= each < 2**31 for each in array.ravel().tolist()):
             raise OverflowError(f"drawn value {value!r} does not fit 32 bits; draw a NumPy array of int64 instead")
-        array = array.astype(np.int32)
+        array = array if array.dtype == np.object_ else array.astype(np.int32)
     elif array.dtype == np.float64:
         array = array.astype(np.float32)
     return array if array.ndim else array[()]

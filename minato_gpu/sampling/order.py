@@ -30,7 +30,8 @@ from minato_gpu.sampling.samplers import Sampling
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24
-"""Remaining keys that a state may store; a sampler with more (an endless one, say) must have a state of its own."""
+"""The least number of remaining items (batches or keys) that no state stores: a sampler with so many (an endless one,
+say) must have a state of its own."""
 
 
 class SamplerSnapshot(NamedTuple):
@@ -55,7 +56,8 @@ class Order:
         coming: Iterable[Value] = (),
     ) -> None:
         """``batches`` yields what is drawn; ``way`` is one of the three; ``iterator`` runs over the sampler's keys and
-        may have a state. For the others see the fields."""
+        may have a state. ``sampling`` has the samplers and generators whose states are saved; None: no states are. For
+        the others see the fields."""
         self.way = way
         self.coming = deque(coming)  # drawn from the sampler, and not yet by the epoch
         # of a replayed order: the generators just before it was drawn, packed; None until it is
@@ -108,9 +110,11 @@ class Order:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> SamplerSnapshot:
-        """Returns the sampler's state after all that is in ``coming``, and draws what follows it.
+        """Returns the sampler's state after all that is in ``coming``, and draws what follows, which stays out of
+        ``coming``.
 
-        Raises ValueError if the sampler cannot tell its state, and what it raises before its first key.
+        Raises ValueError if the sampler cannot tell its state. What the sampler itself raises is raised here for its
+        first key only; later, the consumer gets it when it comes there.
         """
         if not self._begun and not self.ended:
             self._draw_for_save(1)
@@ -137,8 +141,8 @@ class Order:
         return SamplerSnapshot(own, generators)
 
     def draw_rest(self) -> None:
-        """Draws all that is still to come, for a save. Raises ValueError for too many keys, and what the sampler
-        raises."""
+        """Draws all that is still to come, for a save. Raises ValueError for ``MOST_KEYS`` items (batches or keys) or
+        more, and what the sampler raises."""
         self._draw_for_save(MOST_KEYS)
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
@@ -244,8 +248,9 @@ def load_ended(sampling: Sampling, own: Snapshot, generators: Mapping[str, torch
     """Gives sampler and generators the states that they had at an epoch's end, or between two: the next ``iter()``
     begins the next epoch. Raises ValueError if the sampler takes none.
 
-    Such a state is applied by a pass that yields nothing; where it yields, it was the next epoch's already, and is
-    given again. Then it is returned (else None): the sampler need not report it before the next ``iter()``.
+    Some samplers apply a state only in a pass, so one key is asked for. If there is none, the epoch had ended. If one
+    comes, the state was the next epoch's: it is given once more, and returned, as the sampler may not report it before
+    the next ``iter()``. Else returns None.
     """
     states, pending = own.copy(), None
     if any(state is not None for state in states.values()):

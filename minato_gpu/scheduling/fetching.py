@@ -54,7 +54,8 @@ class Fetching:
 
     @property
     def of_oldest(self) -> int:
-        """Samples of the oldest place that are held back here."""
+        """Samples of the window's oldest incomplete place that are held back here; 0 if that place waits for no
+        bytes."""
         place = self._places.oldest
         if place is None or not place.unfetched:
             return 0

@@ -38,7 +38,8 @@ def usable_cores() -> int:
 
 
 def _quota(mount: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the least quota of the process's control group (version 2) and those above it, in cores, rounded up."""
+    """Returns the least quota of the process's control group (version 2) and those above it, in cores, rounded up;
+    ``_UNLIMITED`` if none has one."""
     try:
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):

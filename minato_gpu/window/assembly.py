@@ -168,7 +168,7 @@ class Assembly:
         batch.dealt = ((first, TicketId(first + 1)),)
 
     def _leave_out(self, batch: Batch, holes: Sequence[TicketId], bad: Sequence[Failure]) -> None:
-        """Leaves failed samples out of the batch."""
+        """Leaves the failed samples ``holes`` out of the batch; ``bad`` says why, in the same order."""
         batch.spans = tuple(without(batch.spans, singles(holes)))
         batch.bad += bad
         batch.size -= len(bad)
@@ -188,7 +188,8 @@ class Assembly:
         return [self.samples.stored_sample(serial) for serial in tickets(spans)]
 
     def joined(self, order: OutputBatch, items: Sequence[Item]) -> None:
-        """Takes in the result of a batch's job."""
+        """Takes in the result of a batch's job. ``items``: one for each of its samples. The first is the joined batch,
+        or its error; a sample's own Failure stands in that sample's place; the others are None."""
         batch = self._batches[order]
         self.holdings.bytes -= batch.nbytes
         batch.nbytes, failed = 0, list[TicketId]()
@@ -279,7 +280,8 @@ class Assembly:
         return batch
 
     def value(self, batch: Batch) -> Value:
-        """Returns the batch as the consumer sees it, safe on the calling thread's current stream.
+        """Returns the batch as the consumer sees it, safe on the calling thread's current stream. It must be ready, and
+        none of ``items``, which are handed over one by one.
 
         Raises the sample's or the collate function's own error.
         """

@@ -42,7 +42,7 @@ class SampleProgress:
     ) -> tuple[int, float] | None:
         """Returns the first of ``splits`` that the sample comes to, at ``now`` or later and before ``end``, and when.
 
-        The sample has run on the CPU since ``begin``.
+        The sample has run on the CPU since ``begin``; ``splits`` rise. None: it comes to none of them by then.
         """
         at = self._split.get(serial, -1)
         if at >= 0:
@@ -128,7 +128,10 @@ class VirtualLane:
         self.open(now)
 
     def hand_over(self, now: float, number: int, splits: Sequence[int]) -> None:
-        """Stops the chunk's one sample at the next of the split points, if there is one before its end."""
+        """Stops a chunk's one sample at the next of the split points, if there is one before its end.
+
+        ``splits`` rise. A chunk that waits for a slot, has ended or has several samples is left as it is.
+        """
         run = self.running.get(number)
         if run is None or len(run.ends) != 1:
             return
@@ -141,8 +144,8 @@ class VirtualLane:
             self._changed(run)
 
     def revoke(self, now: float, number: int, keep: int) -> Iterator[m.Revoked]:
-        """Takes back the samples of the chunk from offset ``keep`` on that have not begun; yields a Revoked if there
-        are any."""
+        """Takes back samples of a chunk on a slot: those from offset ``keep`` on that have not begun. Yields a Revoked
+        if there are any. A chunk that waits for a slot, or has ended, is left as it is."""
         run = self.running.get(number)
         if run is None:
             return

@@ -178,7 +178,8 @@ class VirtualLoader:
             self._tell(m.Finished(self._now, number, 0, 0.0))
 
     def _inspected(self, run: ChunkRun) -> m.Inspected:
-        """Takes in read headers: what the samples are predicted to cost, nan where nothing is known of a lane yet."""
+        """Returns the event that headers have been read: what their samples are predicted to cost, nan for a lane that
+        has prepared fewer than ``LEARNED`` samples."""
         work, serials = self._work, run.serials()
         learned = dict.fromkeys((m.CPU, m.DEVICE), 0)
         for lane in self._lanes.values():
@@ -229,8 +230,8 @@ class VirtualLoader:
             self._tell(m.Admitted(self._now, *what, cpu, device, after == 0, between=between, home=home, follow=after))
 
     def _may_draw(self, batch: int) -> bool:
-        """Returns whether a batch that begins an epoch may be drawn: the step with the last batch before it, or before
-        the epoch before it, is over."""
+        """Returns whether a batch may be drawn; only an epoch's first may have to wait. With ``ahead`` 0 it waits until
+        the last step of the epoch before is over, with 1 for the epoch before that; with None it never waits."""
         begins, delivered = self._work.begins, len(self._delivered)
         if batch == 0 or begins[batch] != batch or self._ahead is None:
             return True

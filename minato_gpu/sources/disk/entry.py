@@ -1,4 +1,5 @@
-"""A copy's file: a header and the bytes. Its name is the key's digits; when it was used last is its time (mtime)."""
+"""A copy's file: a header and the bytes. The key's digits are its path: two for a folder, the rest for the file. Its
+time (mtime) says when it was used last."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _BLOCK = 4096
 class CacheEntry(NamedTuple):
     """A copy in a directory: its file, sizes and last use."""
 
-    name: str  # of its file, in the directory
+    name: str  # path of its file in the directory, see ``name_of``
     length: int  # bytes that it holds
     nbytes: int  # bytes that it takes on disk
     used_at: float  # when it was used last, in seconds since 1970
@@ -31,7 +32,8 @@ class CacheEntry(NamedTuple):
 
 
 def name_of(key: bytes) -> str:
-    """Returns the name of a key's file in the directory. Raises ValueError for a key that has not 16 bytes."""
+    """Returns the path of a key's file in the directory, such as "3f/a0...": the first two digits name a folder, the
+    other 30 the file. Raises ValueError for a key that has not 16 bytes."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}; give a digest")
     digits = key.hex()
@@ -45,7 +47,10 @@ def header(key: bytes, version: bytes, data: memoryview) -> bytes:
 
 
 def fault(head: bytes | bytearray, data: memoryview, key: bytes, version: bytes) -> str:
-    """Returns "corrupt" for bytes that are not what was written, "stale" for those of another version, else ""."""
+    """Returns "corrupt" for bytes that are not what was written, "stale" for those of another version, else "".
+
+    ``head``: exactly the file's first ``HEAD`` bytes.
+    """
     magic, length, checksum, digest, own = _HEADER.unpack(head)
     if (magic, length, own) != (_MAGIC, len(data), key) or checksum != _checksum(data, digest, key):
         return "corrupt"
