@@ -32,7 +32,7 @@ class Choice:
 
 
 def choose(*, shards: float, share: float, known: bool, once: bool) -> Choice:
-    """Returns the policy of a tier that holds a ``share`` of the set's bytes.
+    """Returns the policy of a tier that has room for a ``share`` of the set's bytes (1 or more: for all).
 
     ``shards``: an epoch reads one in so many items of the set, for example because ranks share it out. ``known``: the
     orders of epochs to come can be drawn. ``once``: no key comes twice in an epoch.

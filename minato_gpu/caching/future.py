@@ -95,7 +95,7 @@ class Future:
         del self.starts[0]
 
     def after(self, key: int, now: int) -> int:
-        """Returns the key's first use after ``now``, or NEVER, and forgets its uses until then."""
+        """Returns the key's first use after position ``now``, or NEVER, and forgets its uses until then for good."""
         use: int = self.next_use.item(key)
         if use <= now:
             while use <= now:

@@ -30,10 +30,11 @@ class NextUse(CachePolicy):
         self._heap: list[tuple[int, int]] = []  # those positions below zero, and keys; also such as are out of date
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
-        """Takes the orders of this epoch and of ``look_ahead`` more.
+        """Takes the orders of this epoch and of ``look_ahead`` more, up to the first that is not known (``orders``
+        None: none is).
 
         Each order is drawn once, as long as epoch follows epoch and ``orders`` equals those of the epoch before; else
-        the tables are made anew. Returns the position of the epoch's first access.
+        the tables are made anew. Returns the position of the epoch's first access. Raises ValueError for unknown keys.
         """
         future = self._future
         if orders == self._orders and epoch == self._epoch + 1 and future.epochs:
@@ -70,9 +71,10 @@ class NextUse(CachePolicy):
         heapify(self._heap)
 
     def _exchange(self, key: int, short: int, now: int) -> tuple[int, ...] | None:
-        """Takes items that are used later than the new one off the heap until ``short`` bytes are free; returns them.
+        """Takes items that are used later than the new one off the heap until ``short`` bytes are free; returns their
+        keys.
 
-        Returns None, with nothing changed, if there are not enough. ``now``: position of the access.
+        Returns None, with the same items kept, if there are not enough. ``now``: position of the access.
         """
         use = self._future.after(key, now)
         going: list[tuple[int, int]] = []

@@ -31,16 +31,18 @@ class CachePolicy:
         self._bytes: dict[int, int] = {}  # bytes of each item that is kept
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
-        """Begins an epoch; its order, and those of ``look_ahead`` more, are known from ``orders``.
+        """Begins an epoch; ``orders`` tell its order, and those of ``look_ahead`` more (None: no order is known).
 
-        Returns the position of its first access. Accesses of the epoch before may still come after this.
+        Returns the position of its first access; 0 from a policy to which positions make no difference. Accesses of the
+        epoch before may still come after this.
         """
-        return 0  # unless positions make a difference
+        return 0
 
     def offer(self, key: int, nbytes: int, now: int) -> tuple[int, ...] | None:
         """Decides whether to keep an item of ``nbytes`` bytes that was missed at ``now``.
 
-        Returns the keys that go for it (none if there is room), or None if it is not kept.
+        Returns the keys that go for it (none if there is room), which are no longer accounted for; or None if the item
+        is not kept.
         """
         if nbytes > self.budget:
             return None
@@ -71,8 +73,8 @@ class CachePolicy:
         return len(self._bytes)
 
     def _exchange(self, key: int, short: int, now: int) -> tuple[int, ...] | None:
-        """Returns the keys to evict for an item that needs ``short`` bytes more than are free; None if it is not worth
-        that."""
+        """Returns the keys to evict for an item that needs ``short`` bytes more than are free; None if the item is not
+        worth that."""
         return None
 
     def _entered(self, key: int, now: int) -> None:

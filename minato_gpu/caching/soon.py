@@ -32,8 +32,8 @@ class Soon:
     def begin(self, epoch: int, orders: Orders, reach: float) -> bool:
         """Begins an epoch, after which ``reach`` epochs are soon.
 
-        Returns False if an order is not known, or has unknown keys; then all is soon. Each order is drawn once, as long
-        as ``orders`` stay equal.
+        Returns False if an order is not known, or has unknown keys; then every key counts as coming soon. Each order is
+        drawn once, as long as ``orders`` stay equal.
         """
         if orders != self._orders:
             self._orders, self._drawn = orders, {}

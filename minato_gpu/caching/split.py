@@ -33,12 +33,13 @@ class Shares(NamedTuple):
 
 
 def seconds(means: Means, shares: Shares) -> float:
-    """Returns the seconds that a sample takes, on average, in epochs in which so much is kept."""
+    """Returns the seconds that an epoch takes for each of its samples, with these shares kept."""
     return max(_read(means, shares), means.prepare_s - means.saved_s * shares.fields)
 
 
 def split(means: Means, budget: float) -> Shares:
-    """Returns the shares that make an epoch shortest; ``budget``: bytes for each sample of the set.
+    """Returns the shares that make an epoch shortest. ``budget``: the cache's bytes for each sample of the set; sizes
+    must be positive.
 
     Of several such shares, those that leave the least work, then those of the fewest bytes.
     """
@@ -60,7 +61,7 @@ def _read(means: Means, shares: Shares) -> float:
 
 
 def _rank(means: Means, shares: Shares) -> tuple[float, float, float]:
-    """Returns a key by which shares are compared: less is better; equal but for rounding is equal."""
+    """Returns a key by which shares are compared: the least is best, and what differs by rounding alone is equal."""
     left = _read(means, shares) + means.prepare_s - means.saved_s * shares.fields
     nbytes = means.field_bytes * shares.fields + means.raw_bytes * shares.raw
     whole = means.read_s + means.prepare_s

@@ -33,7 +33,8 @@ class Cursor:
         workers: tuple[int, int] | None = None,
         gone: s.State | None = None,
     ) -> None:
-        """``workers`` is the seed of persistent workers and the epoch in which they started; None: the epoch's own.
+        """``workers``: base seed of persistent workers, and number of the epoch in which they started; None: the
+        epoch's own.
 
         ``gone``: after a resume with another number of ranks, what had been delivered of the whole order, as
         ``ranks.gone_of`` returns it; None: nothing.
@@ -53,14 +54,16 @@ class Cursor:
         self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last delivered batches
 
     def asked(self) -> None:
-        """Notes torch's global generator, as the next batch is about to be taken or, without workers, prepared."""
+        """Records the state of torch's global generator, as the next batch is about to be taken or, without workers,
+        prepared. Does nothing where states do not hold it."""
         # states are large and mostly equal: keep one object for all equal ones
         if self._saves_global and (state := global_generator.now()) != self._asked:
             self._asked = state
 
     def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
-        """Notes that the consumer has a batch. ``batch``: its positions as half-open spans; of a stream's batch one
-        span that begins with its ticket. For the other arguments see ``DeliveredPositions.add``."""
+        """Notes that the consumer has a batch, or has dealt with it otherwise (``returned`` False). ``batch``: its
+        positions as half-open spans; of a stream's batch one span that begins with its ticket. For the other
+        arguments, which streams ignore, see ``DeliveredPositions.add``."""
         epoch = self.epoch
         with epoch.lock:
             if returned or epoch.streams is not None:
@@ -72,8 +75,8 @@ class Cursor:
 
     @property
     def batches(self) -> int:
-        """The number of batches of the epoch that the consumer has, or had in an earlier run, with those that were
-        left out."""
+        """The number of the epoch's batches that were delivered, left out or raised, those of an earlier run
+        included."""
         return self.epoch.delivered.batches if self.epoch.streams is None else self.epoch.streams.batches
 
     @property
@@ -84,7 +87,8 @@ class Cursor:
         return self.over and streams is not None and streams.batches > 0
 
     def state(self, ahead: int) -> s.State:
-        """Returns the state of the epoch as it was ``ahead`` batches ago. May be called by any thread.
+        """Returns the state of the epoch as it was ``ahead`` batches ago (0: as it is). May be called by any thread;
+        may draw keys from the sampler.
 
         Raises ValueError if that is too far back, or if the sampler, its keys or the streams cannot be saved; and what
         the sampler raises if this asks it for keys.
@@ -118,8 +122,12 @@ class Cursor:
         return {"progress": s.plain_positions(delivered), "source": source, "generators": generators}
 
     def _stored(self, kept: list[KeptBatch]) -> tuple[s.State, dict[str, str]]:
-        """Returns the keys that are drawn and not delivered, with the sampler's own state and the generators after
-        them."""
+        """Returns, of an order that cannot be replayed, the entries of 'source' (keys that are drawn and not delivered,
+        the sampler's state after them), and the generators' states then, by role.
+
+        ``kept``: the batches that the epoch has drawn, and that are not delivered. Draws the next batch from the
+        sampler, or all that is left where it has no state.
+        """
         epoch, order = self.epoch, self.epoch.order
         if order.way == KEYS and not order.ended:
             order.draw_rest()
@@ -154,9 +162,9 @@ def before_epoch(
 ) -> s.State:
     """Returns the state of a loader whose epoch ``number`` has not begun.
 
-    ``workers`` is the seed of workers that stay, and the epoch in which they started; ``last`` is where the epoch
-    before stands (None: there was none); ``streams`` is where each worker's data set stands (empty: not known). Raises
-    ValueError if a data set could not tell its state.
+    ``workers``: base seed of workers that stay, and number of the epoch in which they started. ``last``: where the
+    epoch before stands (None: there was none). ``streams``: where each worker's data set stands (empty: not known).
+    Raises ValueError if a data set could not tell its state.
     """
     sampling = Sampling(loader)
     generators = {role: g for role, g in sampling.generators.items() if role != "default"}

@@ -39,16 +39,18 @@ State = dict[str, JSON]
 
 
 def header(kind: str, epoch: int, seeds: tuple[int, int, int], *, begun: bool) -> State:
-    """Returns what every state begins with.
+    """Returns the entries that every state begins with.
 
-    ``seeds``: the epoch's, the workers', and the epoch in which the workers started.
+    ``kind``: "map" or "iterable"; ``begun`` is False between two epochs, where ``kind`` is always "map". ``seeds``: the
+    epoch's, the workers', and the number of the epoch in which the workers started.
     """
     names = ("format", "version", "kind", "epoch", "begun", "seed", "workers_seed", "workers_epoch")
     return dict(zip(names, (FORMAT, VERSION, kind, epoch, begun, *seeds), strict=True))
 
 
 def check(state: JSON) -> State:
-    """Returns a copy of the state, if it is one of this version. Only its ``header`` and generators are checked.
+    """Returns a shallow copy of the state, if it is one of this version. Checked are the entries of ``header``, the
+    generators, and that 'source' is a mapping; nothing else.
 
     Raises TypeError or ValueError that says what is wrong with it.
     """
@@ -75,7 +77,7 @@ def check(state: JSON) -> State:
 
 
 def generators(states: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
-    """Returns the states of generators by role. Raises ValueError."""
+    """Returns the states of generators by role. Raises ValueError for another role, and for what is no state."""
     for name in states:
         if name not in ("loader", "sampler", "default"):
             raise ValueError(f"state: 'generators' names {quoted(name)}; it may name 'loader', 'sampler' and 'default'")
@@ -83,7 +85,7 @@ def generators(states: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
 
 
 def generator_state(states: Mapping[str, JSON], name: str) -> torch.Tensor:
-    """Returns the state of a torch generator, tried on one. Raises ValueError if it is none."""
+    """Returns ``states[name]`` as a uint8 tensor that a torch.Generator takes. Raises ValueError if none does."""
     data = torch.frombuffer(bytearray(unpacked(states, name) or b"\0"), dtype=torch.uint8)
     try:
         torch.Generator().set_state(data)
@@ -96,7 +98,7 @@ def generator_state(states: Mapping[str, JSON], name: str) -> torch.Tensor:
 
 
 def quoted(value: JSON) -> str:
-    """Returns the beginning of a value of an untrusted state, for a message."""
+    """Returns the first 60 characters of the ``repr`` of a value of an untrusted state, for a message."""
     return repr(value)[:_QUOTED]
 
 
@@ -130,7 +132,7 @@ def within_depth() -> Iterator[None]:
 
 
 def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _LARGEST) -> int:
-    """Returns ``data[name]``, a whole number from ``least`` to ``largest``. Raises ValueError."""
+    """Returns ``data[name]``, a whole number (no bool) from ``least`` to ``largest``. Raises ValueError otherwise."""
     value = data.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
         raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {quoted(value)}")
@@ -138,7 +140,7 @@ def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _
 
 
 def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON:
-    """Returns ``data[name]``, which must equal one of ``choices`` and have its type. Raises ValueError."""
+    """Returns ``data[name]``, one of ``choices`` and of its very type. Raises ValueError for anything else."""
     value, choices = data.get(name), list(choices)
     if not any(type(value) is type(each) and value == each for each in choices):
         raise ValueError(f"state: {name!r} must be one of {choices}, got {quoted(value)}")
@@ -146,7 +148,7 @@ def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON
 
 
 def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
-    """Returns ``data[name]``, a mapping. Raises ValueError."""
+    """Returns ``data[name]``, a mapping. Raises ValueError for anything else."""
     value = data.get(name)
     if not isinstance(value, Mapping):
         raise ValueError(f"state: {name!r} must be a dict, got {quoted(value)}")
@@ -154,7 +156,7 @@ def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
 
 
 def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
-    """Returns ``data[name]``, a list or a tuple, as a list. Raises ValueError."""
+    """Returns ``data[name]``, a list or a tuple, as a list. Raises ValueError for anything else."""
     value = data.get(name)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"state: {name!r} must be a list, got {quoted(value)}")
@@ -162,7 +164,7 @@ def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
 
 
 def unpacked(data: Mapping[str, JSON], name: str) -> bytes:
-    """Returns the bytes that the base64 string ``data[name]`` encodes. Raises ValueError."""
+    """Returns the bytes that the base64 string ``data[name]`` encodes. Raises ValueError if it is none."""
     value = data.get(name)
     try:
         if isinstance(value, str):
@@ -181,7 +183,8 @@ def plain_batch(keys: list[Key]) -> tuple[JSON, ...]:
 
 
 def batches_of(data: Mapping[str, JSON]) -> list[list[Key]]:
-    """Returns the batches of 'drawn', each of which ``plain_batch`` made plain. Raises ValueError for anything else."""
+    """Returns the batches of ``data["drawn"]`` as lists of keys; ``plain_batch`` made them plain. Raises ValueError for
+    anything else, and for a batch of no keys."""
     batches = [[key_of(key) for key in sequence({"drawn": plain}, "drawn")] for plain in sequence(data, "drawn")]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
@@ -193,6 +196,7 @@ def plain_key(key: Key, depth: int = 0) -> JSON:
 
     NumPy's numbers are stored with their dtype. Subclasses of ``int`` and ``str`` are stored as plain ones, with the
     same ``key_digest``. Raises ValueError for a key that cannot be stored, such as one nested deeper than 8 levels.
+    ``depth``: the levels that it is in already.
     """
     if isinstance(key, np.generic):
         if key.dtype.name in _NUMPYS:
@@ -237,7 +241,7 @@ def key_of(plain: JSON, depth: int = 0) -> Key:
 
 
 def _numpys(name: str, value: JSON) -> Key:
-    """Returns the scalar of that dtype with this value. Raises ValueError if it has none."""
+    """Returns the NumPy scalar of dtype ``name`` with this value. Raises ValueError if the dtype has no such value."""
     kind = np.dtype(name).type
     if type(kind().item()) is type(value):
         with suppress(OverflowError), np.errstate(over="ignore"):

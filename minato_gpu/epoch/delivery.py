@@ -33,7 +33,7 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 class EpochView(NamedTuple):
     """The part of an epoch that ``stats()`` needs after its iterator is gone.
 
-    ``memory`` returns what ``in_memory`` does, and more.
+    ``memory`` returns the entries of ``in_memory`` and, with workers, those of devices, reads, caches and the window.
     """
 
     log: Telemetry
@@ -42,7 +42,7 @@ class EpochView(NamedTuple):
 
 
 def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, JSON] | None = None) -> dict[str, JSON]:
-    """Returns the entries of ``stats()`` on bytes in flight and on predictions of costs."""
+    """Returns the entries of ``stats()`` on bytes in flight and on predictions of costs; ``prediction`` None: none."""
     nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
     return {"prediction": prediction or nothing, "bytes_in_flight": nbytes, "bytes_in_flight_peak": peak}
 
@@ -50,8 +50,8 @@ def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, JSON] | None
 class TakenBatch(NamedTuple):
     """A batch taken from ``Batches`` that is not delivered yet."""
 
-    data: Value
-    positions: Sequence[Span]
+    data: Value  # NOTHING if all of its samples were left out
+    positions: Sequence[Span]  # of a stream: its ticket
     failed: int  # samples of the epoch that had been left out by then
     good: Ticket | None  # a sample of it that could take the place of another batch
 
@@ -64,7 +64,8 @@ class EpochIterator(_BaseDataLoaderIter):
     view: EpochView
 
     def __init__(self, loader: Arguments, seed: int | None) -> None:
-        """``seed``: the base seed, where it is known; then no generator moves. None: it is drawn, as PyTorch does."""
+        """``seed``: the epoch's base seed, where it is known; then no generator moves. None: it is drawn from the
+        loader's generator, else the global one, as PyTorch does."""
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state()
         super().__init__(cast("DataLoader[Value]", loader))
@@ -80,7 +81,7 @@ class EpochIterator(_BaseDataLoaderIter):
         cursor: Cursor,
         memory: Callable[[], dict[str, JSON]] = in_memory,
     ) -> None:
-        """Delivers these batches from now on. Constructors call it last."""
+        """Delivers these batches from now on. Constructors call it last. ``memory``: see ``EpochView``."""
         loader = self._loader
         self._number = cursor.epoch.number
         self._batches = batches
@@ -99,7 +100,7 @@ class EpochIterator(_BaseDataLoaderIter):
         weakref.finalize(self, batches.log.left)
 
     def __len__(self) -> int:
-        """Returns the batches of an epoch, as the loader does.
+        """Returns the number of batches of an epoch, as the loader does.
 
         PyTorch's own method would ask the sampler, which does not know of several devices.
         """
@@ -131,11 +132,11 @@ class EpochIterator(_BaseDataLoaderIter):
         return data
 
     def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
-        """Returns the next batch that is not left out: its value in place, its positions, and how many samples of the
-        epoch had been left out by then.
+        """Returns the next batch that is not left out: its value where the training loop wants it, its positions, and
+        how many samples of the epoch had been left out by then.
 
-        One that has lost all its samples is left out or, where other ranks or devices count on it, comes as a batch of
-        one repeated sample. Raises as ``Batches.next``.
+        A batch that has lost all its samples is left out or, where other ranks or devices count on it, comes as one of
+        a single repeated sample. Raises as ``Batches.next``, and RuntimeError if there is no sample to repeat.
         """
         batches = self._batches
         if batches.log.facts.subscribers:
@@ -160,8 +161,11 @@ class EpochIterator(_BaseDataLoaderIter):
         return TakenBatch(data, batches.delivered, self._failures.count, good)
 
     def _padded(self, lost: TakenBatch) -> Value:
-        """Returns a batch of one sample in place of a batch that has lost all: from the last good batch, else from the
-        next one. Raises RuntimeError if there is none."""
+        """Returns a batch of one sample in place of a batch that has lost all of its own: a sample of the last batch
+        that has a good one, else of the next, up to which batches are taken.
+
+        Raises RuntimeError if there is none, and what taking a batch raises: then ``lost`` comes after that one.
+        """
         began, log = perf_counter(), self._batches.log
         try:
             good = self._good or self._look_ahead()
@@ -200,8 +204,8 @@ class EpochIterator(_BaseDataLoaderIter):
         return data if devices[0].type == "cpu" else to_device(data, devices[self._cursor.batches % len(devices)])
 
     def _go_on(self) -> None:
-        """Notes that the training loop asks for more: an error raised before counts as dealt with, and a resume leaves
-        it out."""
+        """Notes that the training loop asks for more: the batch that raised before, if one did, counts as dealt with,
+        and a resume leaves it out."""
         if self._failed is not None:
             self._cursor.delivered(self._failed, failed=self._failures.count, returned=False)
             self._failed = None
@@ -212,12 +216,13 @@ class EpochIterator(_BaseDataLoaderIter):
 
 
 def _said_by(error: StopIteration) -> str:
-    """Returns who raised an error, in words: a worker's error says it itself, others have a note."""
+    """Returns the message of the RuntimeError in place of a StopIteration, never empty. It says who raised that: a
+    worker's error does so itself, others have a note."""
     notes = getattr(error, "__notes__", ())
     said = f"StopIteration ({notes[-1]}): {error}".removesuffix(": ") if notes else str(error)
     return said or "StopIteration was raised while a batch was handed over"
 
 
 def to_device(batch: Value, device: torch.device) -> Value:
-    """Returns a nested batch with its tensors on ``device`` and everything else as it is."""
+    """Returns a nested batch with its tensors on ``device`` and everything else as it is. Does not wait for copies."""
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

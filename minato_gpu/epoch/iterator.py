@@ -28,8 +28,8 @@ from minato_gpu.scheduling.spans import Span
 
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
-    """Returns a function that reports the engine's bytes in flight, devices and predictions, and does not keep the
-    engine."""
+    """Returns a function that makes an engine's entries of ``stats()`` (bytes in flight, predictions, devices, other
+    machines, reads, caches, window), and does not keep the engine."""
     assembly, pump, epochs, estimates = engine.assembly, engine.pump, engine.epochs, engine.pump.estimates
     lanes = [lane for lane in pump.lanes.values() if lane.kind == DEVICE]
     nodes = [lane for lane in pump.lanes.values() if not lane.on_host]
@@ -150,7 +150,7 @@ class EngineIterator(EpochIterator):
 
     def _prepare_next(self) -> None:
         """Begins the next epoch early, if ``epochs`` has another. Called once the sampler has ended and the window has
-        room."""
+        room. Raises what the sampler raises; then no epoch is begun early any more."""
         loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return

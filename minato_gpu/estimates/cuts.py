@@ -72,7 +72,7 @@ class CutEstimator(Estimator):
         self._storing = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to store what is handed over
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """Notes at which split points a device lane takes samples; None: it has retired."""
+        """Notes at which split points a device lane takes samples; None: the lane has retired."""
         if offers is None:
             self._devices.pop(lane, None)
         elif lane in self._devices:
@@ -81,8 +81,12 @@ class CutEstimator(Estimator):
     def of_features(
         self, serials: list[TicketId], keys: list[Key], given: list[Features | None]
     ) -> tuple[list[float], list[float], Sequence[Sequence[Plan]]]:
-        """Returns predicted seconds of each sample on the CPU and on a device (nan: not known), and its plans that use
-        both (none unless both are known)."""
+        """Returns predicted seconds of each sample on a slot of the CPU and of a device, waits for a core included
+        (nan: not known), and its plans that use both.
+
+        A sample has plans only if both are known, and at split points where every device lane takes samples.
+        ``given``: each sample's cost features, or None. They are kept by serial until the sample is measured.
+        """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         rows, names = self._rows(given), plain(keys)
         upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, names) for stage in self._begins], axis=0)
@@ -111,18 +115,23 @@ class CutEstimator(Estimator):
         return cpu.tolist(), device.tolist(), between
 
     def _offered(self, cut: int) -> bool:
-        """Returns whether there is a device lane, and each of them takes samples that come from this split point."""
+        """Returns whether there is a device lane, and every device lane takes samples at this split point."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Array, keys: Keys) -> Array:
-        """Returns each sample's seconds on the device from this split point on; guessed where none was measured."""
+        """Returns each sample's seconds on the device from split point ``cut`` on; guessed where none was measured.
+
+        ``upto``: CPU seconds up to each split point and to the end, shape (parts, n), with this one's in row ``at``;
+        ``whole``: seconds of the whole sample on the device.
+        """
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
         guess: Array = whole * share + self._nbytes[cut].value / _USUAL_RATE
         return np.where(np.isnan(measured), guess, measured)
 
     def measured(self, lane: str, seen: Observed) -> None:
-        """Learns what samples cost on a lane. Keeps the features of samples that another lane continues.
+        """Learns what samples cost on a lane of kind ``lane``, "cpu" or "device". Keeps the features of samples that
+        another lane continues, and drops the others'.
 
         Samples whose parts are not known teach nothing: they were prepared before the device lane was open.
         """
@@ -160,9 +169,11 @@ class CutEstimator(Estimator):
             self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
     def could_not_send(self, split: int, samples: int) -> None:
-        """Counts samples that could not be handed over at ``split``; beyond 1 for 8 that were, no plan uses it."""
+        """Counts samples that could not be handed over at ``split``. Once they are more than one for every 8 that were,
+        no plan uses that split point."""
         self._unsendable[split] += samples
 
     def report(self) -> dict[str, JSON]:
-        """Returns how well costs are predicted (see ``CostModel.report``), parts weighted by their seconds."""
+        """Returns how well costs were predicted since the epoch began (see ``CostModel.report``), parts weighted by
+        their seconds."""
         return dict(self.model.report(by_cost=True))

@@ -36,7 +36,7 @@ class Observed(NamedTuple):
     handed: list[int] | None = None  # bytes of each sample that another lane continues, else -1
 
     def without(self, left_out: Set[TicketId]) -> Observed:
-        """Returns the costs of all samples but ``left_out``; its ``parts`` and ``handed`` are None. Needs ``serials``."""
+        """Returns the costs of all samples but ``left_out``, without ``parts`` and ``handed``. Needs ``serials``."""
         at = [i for i, serial in enumerate(self.serials) if serial not in left_out]
         seconds = [self.seconds[i] for i in at]
         took = self.took - sum(self.seconds) + sum(seconds)

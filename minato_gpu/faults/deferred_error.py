@@ -12,7 +12,8 @@ class DeferredError:
         self.kept: Exception | None = None
 
     def keep(self, error: Exception) -> None:
-        """Has the next ``raise_kept`` raise this error, in place of one that was kept before."""
+        """Has the next ``raise_kept`` raise this error, in place of one that was kept before. Its traceback becomes
+        text, in a note."""
         self.kept = _without_frames(error)
 
     def raise_kept(self) -> None:

@@ -52,13 +52,14 @@ class Watchdog:
         self._resumed = 0.0  # when this process was last found to have been stopped
 
     def next_look(self, now: float) -> float:
-        """Returns when to look next if nothing happens until then."""
+        """Returns when to look next if nothing happens until then, in seconds of the clock of ``now``."""
         if self._due is None:
             self._due = now + self._pause
         return self._due
 
     def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
-        """Returns the workers that hang: over the limit now and in the look before, at the same sample.
+        """Returns the workers that hang: over the limit now and in the look before, at the same sample. The limit of a
+        micro-batch is that of one sample, times its samples.
 
         ``told``: what the workers of each lane are at, as the lanes have just reported. Sets ``next_look``: in 50 ms if
         a worker is newly over the limit, else when the next one may be.
@@ -85,7 +86,8 @@ class Watchdog:
         return hung
 
     def words(self, hung: Hung, what: str) -> str:
-        """Returns the message about a worker that hangs, with its stack."""
+        """Returns the message about a worker that hangs, with its stack, for which it may wait some seconds. ``what``
+        names the sample or batch that it is at."""
         lane = self._lanes[hung.lane]
         return (
             f"DataLoader {lane.who(hung.worker)} has hung: it has been at {what} for longer than "

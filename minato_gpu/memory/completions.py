@@ -61,8 +61,8 @@ TICKET_BYTES = 1 + _RECORD.itemsize
 MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of six million tickets
 
 ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED, READS, READ = range(8)
-"""The outcome of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
-anything else, whose ``TicketOutcome`` is pickled there; the same in this very process, in ``Completions.local``; or
+"""The outcome of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob; anything
+else, whose ``TicketOutcome`` is pickled in that arena, or, made in this very process, is in ``Completions.local``; or
 nothing: the worker returns this ticket and those of its lease that follow. Of host reads that are reported together
 the first is ``READS``, which has those of all of them; each other is ``READ``."""
 
@@ -118,11 +118,11 @@ class Completions:
         return first
 
     def give_back(self, first: int) -> None:
-        """Frees a block that nobody writes to any more."""
+        """Frees the block that begins with mark ``first``. Nobody may write to it any more."""
         self._free[self._sizes.pop(first)].append(first)
 
     def ready(self, begin: int, end: int) -> int:
-        """Returns how many of these tickets are finished and not taken in."""
+        """Returns how many of the tickets with marks ``begin`` to ``end`` - 1 are finished and not taken in."""
         marks = bytes(self._status[begin:end])
         return marks.count(_IN_ROW) + marks.count(_ELSEWHERE)
 
@@ -138,7 +138,7 @@ class Completions:
         return len(marks) - len(marks.lstrip(_READY))
 
     def take(self, begin: int, end: int) -> Taken:
-        """Takes in these finished tickets."""
+        """Takes in the tickets with marks ``begin`` to ``end`` - 1. All must be finished, by one worker."""
         locations = None
         if _ELSEWHERE in bytes(self._status[begin:end]):
             columns = [self._columns[name][begin:end].tolist() for name in ("kind", "offset", "nbytes")]
@@ -149,7 +149,7 @@ class Completions:
         return Taken(took, elapsed, ends, int(self._columns["worker"][end - 1]), locations)
 
     def clear(self, begin: int, end: int) -> None:
-        """Opens these tickets again, which nobody is at any more and which are to be prepared again."""
+        """Opens the tickets with marks ``begin`` to ``end`` - 1 again, to be prepared anew. Nobody may be at them."""
         for mark in range(begin, end) if self.local else ():
             self.local.pop(mark, None)
         self._status[begin:end] = bytes(end - begin)
@@ -191,7 +191,7 @@ class Completions:
                 columns[name][begin:stop] = values
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
-        """Marks these tickets as finished. They have been recorded, and a fence is between the two.
+        """Marks these tickets as finished. They must have been recorded, and a fence passed since.
 
         The first becomes ready last. It goes byte by byte, because each must be stored once: a copy of four bytes
         stores them twice, and a worker that is stopped in between has reported them to the parent already, which may
@@ -202,7 +202,7 @@ class Completions:
             status[at] = mark
 
     def close(self) -> None:
-        """Releases its views."""
+        """Releases the views of the shared memory; nothing else may be called afterwards."""
         self.status.release()
         self._status.release()
         self._columns.clear()
@@ -259,10 +259,8 @@ class Bell:
             self.ring()
 
     def await_tickets(self, begin: int, end: int, need: int) -> bool:
-        """Has workers ring once ``need`` of these tickets are finished and not taken in; returns whether they are now.
-
-        Called in the parent.
-        """
+        """Has workers ring once ``need`` of the tickets with marks ``begin`` to ``end`` - 1 are finished and not taken
+        in, in place of those of an earlier call; returns whether so many are now. Called in the parent."""
         words = self._words
         words[AWAITED_NEED] = 0
         words[AWAITED_BEGIN], words[AWAITED_END] = begin, end

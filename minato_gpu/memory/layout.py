@@ -54,15 +54,15 @@ class Leaf:
     """One array, tensor, number or text of a sample."""
 
     kind: str  # tensor, array, scalar (Python or NumPy), or object (strings, bytes)
-    type: type
-    shape: tuple[int, ...]
+    type: type  # class of the value in a sample
+    shape: tuple[int, ...]  # in one sample
     raw: np.dtype[np.generic]  # dtype of the stored bytes
     dtype: torch.dtype | None  # dtype that the consumer sees
     in_sequence: bool = False  # object in a list or tuple: ``default_collate`` makes a tuple of such, else a list
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes of one row; 1 for an object, which is stored beside the slab."""
         return math.prod(self.shape) * self.raw.itemsize
 
 
@@ -94,7 +94,7 @@ class Layout:
         return cls(tree, tuple(leaves))
 
     def offsets(self, rows: int) -> tuple[list[int], int]:
-        """Returns where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
+        """Returns the offset of each leaf's block of ``rows`` rows in a slab, and the slab's size, both in bytes."""
         known = self._offsets.get(rows)
         if known is None:
             sizes = (round_up(leaf.nbytes * rows, _ALIGN) for leaf in self.leaves)
@@ -103,7 +103,8 @@ class Layout:
         return known
 
     def views(self, buffer: Value, offset: int, rows: int) -> Views:
-        """Returns an array of shape (rows, *leaf.shape) for each stored leaf of the slab at ``offset``."""
+        """Returns the slab at ``offset`` of ``buffer``: for each leaf an array of shape (rows, *leaf.shape), or None if
+        the leaf is an object."""
         offsets, _ = self.offsets(rows)
         return [
             None if leaf.kind == "object" else np.ndarray((rows, *leaf.shape), leaf.raw, buffer, offset + at)
@@ -178,10 +179,10 @@ class Layout:
         return "tensor" in kinds <= {"tensor", "scalar"} and sum(leaf.nbytes for leaf in self.leaves) <= _SMALL_BYTES
 
     def write_rows(self, views: Views, row: int, samples: Sequence[Value]) -> bool:
-        """Writes samples into the rows from ``row`` on, if ``stacks``.
+        """Writes samples into the rows from ``row`` on. For layouts that have ``stacks``; others make no gain.
 
-        Returns False if one of them may differ from the layout; the rows' bytes are then undefined, and ``write`` says
-        which one.
+        Returns False if a sample may differ from the layout: the rows' bytes are then undefined, and ``write``, called
+        for each, says which one does.
         """
         try:
             rows = [_flattened(self.tree, sample) for sample in samples]
@@ -223,7 +224,8 @@ class Layout:
         return write_array if leaf.kind == "array" else write_tensor
 
     def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Value]]) -> Value:
-        """Returns the batch as ``default_collate`` would: tensors of shape (rows, *shape) over ``owner``, or copies.
+        """Returns the batch as ``default_collate`` would, with tensors of shape (rows, *shape). They are views of
+        ``owner``, the slab; small ones are copies, so that they do not keep the rest.
 
         ``objects[row]`` holds the object leaves of each row (any list when there are none).
         """
@@ -239,7 +241,8 @@ class Layout:
         return self._joined(part, objects)
 
     def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Value]]) -> Value:
-        """Returns the batch over one flat uint8 tensor for each leaf, on any device. Object leaves need none."""
+        """Returns the batch as ``batch`` does, over ``blocks``: a flat uint8 tensor for each leaf, on any device. Those
+        of object leaves are not looked at."""
         return self._joined(lambda number, _: self.rows_of(blocks[number], number, rows), objects)
 
     def _joined(self, part: Callable[[int, Leaf], torch.Tensor], objects: list[list[Value]]) -> Value:
@@ -268,7 +271,8 @@ class Layout:
         return {key: tree for key, tree in self.tree[1] if isinstance(tree, int)} if flat else {}
 
     def read(self, views: Views, row: int, objects: list[Value] | None) -> Value:
-        """Returns one sample from its row, with its original types. Arrays are views of the slab."""
+        """Returns one sample from its row, with its original types. Arrays and tensors are views of the slab.
+        ``objects``: the row's object leaves; None if there are none."""
         values: list[Value] = []
         rest = iter(objects or ())
         for leaf, view in zip(self.leaves, views, strict=True):

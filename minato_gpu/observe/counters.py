@@ -83,11 +83,12 @@ METRICS = {
 COUNTERS = {name: metric for name, metric in METRICS.items() if metric.kind is not _GAUGE}
 GAUGES = {name: metric for name, metric in METRICS.items() if metric.kind is _GAUGE}
 OTHER = "other"
-"""The cause of waits beside those that are counted by cause: without workers, the training loop's own work."""
+"""The cause of waits that ``stalls`` do not count: without workers all of them, as the training loop's own thread
+prepares its batches."""
 
 
 def counters(stats: Mapping[str, JSON]) -> dict[Key, float]:
-    """Returns the counters of ``stats``, by name and label."""
+    """Returns the counters of ``stats``, which ``DataLoader.stats`` has returned, by name and label."""
     counts = {
         (name, "".join(which)): float(value)
         for name, metric in COUNTERS.items()
@@ -101,7 +102,8 @@ def counters(stats: Mapping[str, JSON]) -> dict[Key, float]:
 
 
 def found(stats: Mapping[str, JSON], path: str) -> Iterator[tuple[tuple[str, ...], JSON]]:
-    """Yields the values at a path of ``stats``, each with the names that the stars stand for."""
+    """Yields the values at a path of ``stats`` that are there and not None, each after the names that the path's stars
+    stand for (see ``Metric.path``)."""
     first, _, rest = path.partition("/")
     for name in stats if first == "*" else first.split("|"):
         value, which = stats.get(name), (name,) if first == "*" else ()
@@ -112,7 +114,8 @@ def found(stats: Mapping[str, JSON], path: str) -> Iterator[tuple[tuple[str, ...
 
 
 def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
-    """Returns what is to be added to the counters of a new epoch, so that they never fall.
+    """Returns what is to be added to the counters of a new epoch, so that they never fall. Counters of workers that
+    stay go on by themselves, so nothing is added to them.
 
     ``begun`` are the new epoch's counters at its beginning, ``ended`` those of the epoch before it at its end, to which
     ``before`` was to be added.

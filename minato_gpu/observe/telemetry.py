@@ -1,6 +1,7 @@
 """The log of an epoch: counters, times and the timeline, in bounded memory.
 
-Rooms report what happens. It counts, and publishes facts (facts.py) where there are subscribers.
+Rooms report what happens; the log counts, and publishes facts (facts.py) where there are subscribers. Times are in
+seconds of ``perf_counter``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class LaneLog:
 
 
 class Telemetry:
-    """Counters of one epoch as it runs; ``stats`` and ``timeline`` present them."""
+    """Counters of one epoch as it runs; ``stats`` and ``timeline`` present them. Percentiles and timeline are of the
+    last 16,384 entries."""
 
     def __init__(self, begin: float, number: int = 0, facts: f.Facts = f.NO_SUBSCRIBERS) -> None:
         self._number, self.facts = number, facts
@@ -89,9 +91,8 @@ class Telemetry:
     ) -> None:
         """Counts a lane's work on ``count`` samples of this epoch, in a chunk that was sent to it at ``sent``.
 
-        ``sent``: seconds of ``perf_counter``. ``prepared`` is False for reads for another lane, and for a job that had
-        only to join (a ``count`` of 1). ``handed`` of the samples went on to another lane, and ``failed`` of them
-        failed.
+        ``positions``: theirs, if they have any. ``prepared`` is False for reads for another lane, and for a job that
+        had only to join (a ``count`` of 1). ``handed`` of the samples went on to another lane, and ``failed`` failed.
         """
         log = self.lanes[lane]
         each = report.seconds / max(count, 1)
@@ -146,7 +147,7 @@ class Telemetry:
         padded: int = 0,
         positions: Sequence[Span] = (),
     ) -> None:
-        """Counts a batch that was delivered to the training loop, which had waited ``wait`` seconds.
+        """Counts batch ``number`` of the epoch, delivered to the training loop, which had waited ``wait`` seconds.
 
         ``late``: by how many batches samples came after their place, of each run of neighbours the first and the last.
         ``padded``: repeated samples, which ``size`` does not count.
@@ -166,7 +167,8 @@ class Telemetry:
     def inline(
         self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()
     ) -> None:
-        """Counts batch ``number``, which was prepared on the training loop's thread, without workers."""
+        """Counts batch ``number`` as prepared on the training loop's thread, without workers, and as delivered: the
+        loop waited from ``begin`` to ``end``."""
         log, took = self.lanes["cpu"], end - begin
         log.samples += size
         log.busy_s += took
@@ -179,7 +181,8 @@ class Telemetry:
         self.delivered(end, number, size, took, (0,), padded, positions)
 
     def stalled(self, wait: Wait) -> None:
-        """Counts a wait of the training loop for a batch, or for the end of the epoch."""
+        """Counts a wait of the training loop for a batch, or for the end of the epoch: its seconds by cause, and once
+        for the cause that took longest."""
         if self.facts.subscribers:
             for part in wait.parts:
                 self.facts.publish(f.Stalled(self._number, *part))
@@ -220,7 +223,8 @@ class Telemetry:
         }
 
     def timeline(self) -> dict[str, JSON]:
-        """Returns what each slot did and when batches were delivered, in seconds since the epoch began."""
+        """Returns what each slot did and when batches were delivered, in seconds since the epoch began (see
+        ``DataLoader.timeline``)."""
         spans, deliveries = list(self.spans), list(self.deliveries)  # copied at once: reports come in meanwhile
         typical = float(np.median([span[7] for span in spans])) if spans else 0.0
         return {

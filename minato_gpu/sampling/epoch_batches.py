@@ -60,8 +60,8 @@ class EpochBatches:
         position: int = 0,
         delivered: DeliveredPositions | None = None,
     ) -> None:
-        """``place`` and ``position`` are the number and the first position of the order's first batch; ``delivered`` is
-        what an earlier run has delivered of the epoch."""
+        """``number``, ``seed``: the epoch's number and base seed. ``place``, ``position``: number and first position of
+        the order's first batch. ``delivered``: what an earlier run has delivered of the epoch; None: nothing."""
         sampling = Sampling(loader)
         # held while a state is made, which any thread may ask for, and while a batch is drawn or delivered
         self.lock = threading.RLock()
@@ -137,7 +137,7 @@ class EpochBatches:
     def _fill(self) -> bool:
         """Draws the rest of the round, one batch for each device; drops it if it is not whole.
 
-        Returns whether there is any.
+        Returns whether there is a batch to take.
         """
         if not self.place:
             self._sampler_epoch = self.sampler_epoch
@@ -160,7 +160,8 @@ class EpochBatches:
             kept.popleft()
 
     def since(self, position: int) -> list[KeptBatch]:
-        """Returns the drawn batches from the one that holds this position on."""
+        """Returns the drawn batches from the one that holds this position on; [] for the position of the next batch to
+        draw. Only for an order that cannot be replayed."""
         if position == self.position:
             return []
         first = bisect_right(self.kept, position, key=_position) - 1
@@ -171,7 +172,7 @@ class EpochBatches:
     def skip(self) -> None:
         """Draws again, and drops, the batches that have been delivered whole.
 
-        Raises ValueError if the order is too short.
+        Raises ValueError if the order is too short, or its batches are not those that were delivered.
         """
         while self.position < self.delivered.low:
             if not self.order.fill(1):

@@ -34,7 +34,7 @@ _DRAWN = (RandomSampler, WeightedRandomSampler)
 
 
 class LookAhead:
-    """Returns, for each epoch that begins, the description that the reader process gets.
+    """Describes each epoch that begins for the reader process, with the orders that can be drawn there and are of use.
 
     Orders are sent of a DistributedSampler; and of a RandomSampler or WeightedRandomSampler of up to 8 million keys,
     unless it yields all keys equally often in each epoch: whatever is kept is then hit every time, so that knowing the
@@ -49,7 +49,8 @@ class LookAhead:
         self._seeds = None if loader.persistent_workers else loader.generator or torch.default_generator
 
     def __call__(self, epoch: EpochBatches, *, early: bool = False) -> Begun:
-        """Describes an epoch of which nothing has been drawn by this run; ``early``: it is drawn before it begins."""
+        """Returns the description of an epoch of which nothing has been drawn by this run; its ``orders`` are None if
+        none are sent. ``early``: the epoch is drawn before it begins, so its seed is still to be drawn."""
         sampling, sampler = self._sampling, self._sampling.inner
         begun = Begun(epoch.number, None, 1, skipped=epoch.position)
         if sampling.batched and sampling.size is None:
@@ -151,7 +152,8 @@ class DrawnOrders:
         self._states = {first: _after_seed(state) if seeds and early else state}
 
     def order(self, epoch: int) -> Integers | None:
-        """Returns the epoch's keys; None for an epoch before ``first``. Orders asked for in turn are drawn once."""
+        """Returns the epoch's keys, shape (reads,); None for an epoch before ``first``. Draws all orders up to this one
+        that have not been drawn yet, and this one again if it has been."""
         if epoch < self.first:
             return None
         for each in range(max(self._states), epoch):

@@ -79,7 +79,7 @@ class Dispatcher:
         self.out_of_work = bool(takers)
 
     def _dispatch_one(self, lane: LaneState) -> bool:
-        """Dispatches one chunk to the lane; returns False where nothing is for it."""
+        """Dispatches one chunk to the lane; returns False if there is none for it, or memory forbids it."""
         if self.jobs and lane.helps:
             self._dispatch(lane, "collate", (), (), 0.0, self.jobs.popleft())
             return True
@@ -103,7 +103,7 @@ class Dispatcher:
         return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples[lane.home]
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
-        """Dispatches the oldest waiting entry after memory refused an early one."""
+        """Dispatches the oldest waiting entry after memory has ``refused`` another; returns whether it did."""
         entry = self.waiting.oldest()
         if entry is None or entry is refused or (entry.inspect and not lane.helps):
             return False
@@ -173,8 +173,8 @@ class Dispatcher:
         return max(LEAST_READS, min(MOST_READS, self.waiting.unread // (2 * max(self.intake.pace.cpu_slots, 1))))
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
-        """Takes tickets for one dispatch from ``waiting``, as many as are worth its round trip. Returns them with their
-        predicted seconds on this lane."""
+        """Takes tickets for one dispatch from ``waiting``, as many as are worth its round trip. Returns them, none if
+        memory forbids it, with their predicted seconds on this lane."""
         limit, target = self._lease_limits(lane, entry) if plan is None else lane.limits
         target *= lane.speed  # below, seconds are those of a slot of this host
         parts: list[Entry] = []
@@ -260,8 +260,8 @@ class Dispatcher:
         return 2 * slots * count <= left
 
     def _seconds_each(self, lane: LaneState, entry: Entry) -> float:
-        """Returns the predicted seconds of each sample on this kind of lane; where unknown, what nine in ten samples
-        stay below."""
+        """Returns the predicted seconds of each sample of the entry on this kind of lane, in a slot of this host. Where
+        unknown: on a device the mean, on a CPU what nine in ten samples stay below."""
         return lane.predict(entry) if lane.is_device or entry.cpu is not None else lane.typical * lane.speed
 
     def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
@@ -303,7 +303,7 @@ class Dispatcher:
         return int(must and entry.lo < min(running, default=entry.hi))
 
     def ask(self, lane: LaneState, worker: int, place: Place) -> None:
-        """Dispatches the tickets of a place to a worker's own stream."""
+        """Dispatches the tickets of a place to ``worker``, which takes as many samples from its own stream."""
         span, size = (place.first, place.end), place.missing
         parts = (Entry(*span, place),)
         self._dispatch(lane, "next", (span,), parts, size * lane.mean, worker=worker)

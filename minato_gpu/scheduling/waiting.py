@@ -66,7 +66,8 @@ class Entry:
 
     @classmethod
     def run(cls, first: TicketId, place: Place, costs: Sequence[float]) -> Entry:
-        """Makes an entry of serials from ``first`` on with these CPU seconds each; nan where unknown."""
+        """Makes an entry of serials from ``first`` on with these CPU seconds each; if one is nan, all costs count as
+        unknown."""
         sums = list(accumulate(costs, initial=0.0))
         known = sums[-1] == sums[-1]
         entry = cls(first, TicketId(first + len(costs)), place, sums[-1] / len(costs) if known else None)
@@ -75,7 +76,8 @@ class Entry:
         return entry
 
     def seconds(self, count: int, each: float) -> float:
-        """Returns the predicted seconds of the first ``count`` samples; ``each`` where all cost the same."""
+        """Returns the predicted seconds of the first ``count`` samples. ``each``: seconds of one, where no single costs
+        are known (``sums``)."""
         if not self.sums:
             return count * each
         at = self.lo - self.begin
@@ -83,14 +85,14 @@ class Entry:
 
     def within(self, seconds: float, each: float) -> int:
         """Returns how many samples from the first on take at most ``seconds`` in all; at least one, and perhaps more
-        than the entry holds."""
+        than the entry holds. ``each``: as in ``seconds``."""
         if not self.sums:
             return max(1, int(seconds / each)) if each > 0 else 1
         at = self.lo - self.begin
         return max(1, bisect_right(self.sums, self.sums[at] + seconds, at) - at - 1)
 
     def part(self, lo: TicketId, hi: TicketId) -> Entry:
-        """Makes an entry for some of the serials, otherwise equal."""
+        """Makes an entry for serials ``lo`` to ``hi`` of this one, otherwise equal; it does not wait yet."""
         entry = Entry(lo, hi, self.place, self.cpu, self.device)
         entry.begin, entry.sums = self.begin, self.sums
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
@@ -119,8 +121,8 @@ class Entry:
             self.steps = steps
 
     def update_ratio(self, patience: float) -> None:
-        """Recomputes ``ratio``. A sample of more than ``patience`` CPU seconds would hold up the window: it takes its
-        fastest plan."""
+        """Recomputes ``ratio``, where costs are known. A sample of more than ``patience`` CPU seconds would hold up the
+        window: it takes its fastest plan."""
         urgent = self.cpu is not None and self.cpu > patience
         if self.steps is not None:
             last = self.steps[-1]
@@ -221,7 +223,7 @@ class Waiting:
             self.seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
 
     def take(self, entry: Entry, count: int) -> None:
-        """Removes the first ``count`` serials of the entry; the rest keeps waiting."""
+        """Removes the entry for its first ``count`` serials; the rest waits on as a new entry."""
         entry.waits = False
         del self._entries[entry.lo]
         entry.place.waiting -= entry.hi - entry.lo
@@ -234,21 +236,22 @@ class Waiting:
             self.seconds = dict.fromkeys(self._sides, 0.0)  # drops rounding errors
 
     def first(self, side: str, patience: float = 0.0) -> Entry | None:
-        """Returns the entry of the side that should start first; slow ones start ``patience`` positions later than
-        their priority."""
+        """Returns the entry of the side that should start first; None if none waits there. Slow ones start ``patience``
+        positions later than their priority."""
         fast, slow = self._top(self._fast[side], side), self._top(self._slow[side], side)
         if fast is None or slow is None:
             return fast or slow
         return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
 
     def first_inspected(self) -> Entry | None:
-        """Returns the entry on the CPU's side that should start first and needs no inspection (a linear search)."""
+        """Returns the entry on the CPU's side that should start first of those that need no inspection, or None. A
+        linear search."""
         ready = (entry for entry in self._entries.values() if entry.side == CPU and not entry.inspect)
         return min(ready, key=lambda entry: (entry.priority, entry.lo), default=None)
 
     def nearest(self, side: str, home: str = DEVICE) -> Entry | None:
         """Returns the entry of this side and home that is nearest to the threshold, which the other lane would
-        steal."""
+        steal; None if there is none."""
         return self._top(self._near[side, home], side)
 
     def near(self, side: str, home: str = DEVICE) -> list[Entry]:
@@ -259,11 +262,11 @@ class Waiting:
         return [item[2] for item in sorted(items)]
 
     def at(self, lo: TicketId) -> Entry | None:
-        """Returns the entry that begins with serial ``lo``."""
+        """Returns the entry that begins with serial ``lo``, or None."""
         return self._entries.get(lo)
 
     def oldest(self) -> Entry | None:
-        """Returns the entry with the lowest serial."""
+        """Returns the entry with the lowest serial; None if nothing waits."""
         heap = self._oldest
         while heap and heap[0] not in self._entries:
             heappop(heap)
@@ -286,7 +289,8 @@ class Waiting:
                     self._push(entry, 1)
 
     def require_inspection(self, mark: Callable[[Entry], None]) -> None:
-        """Marks tickets of unknown cost for inspection by calling ``mark``. ``reorder`` must follow."""
+        """Calls ``mark``, which sets ``inspect``, for every entry of unknown cost that has not been read, and counts
+        its tickets. ``reorder`` must follow."""
         for entry in self._entries.values():
             if entry.cpu is not None or entry.inspect or entry.read:
                 continue

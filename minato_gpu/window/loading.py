@@ -38,7 +38,7 @@ class Loading:
         return self.transfers[batch.number % len(self.transfers)]
 
     def admit(self, record: Record) -> None:
-        """Notes that a place enters the window: a batch may have as many rows."""
+        """Notes that a place enters the window: a batch may have as many rows as that has."""
         for transfers in self.transfers:
             transfers.rows = max(transfers.rows, record.place_rows)
 
@@ -79,7 +79,8 @@ class Loading:
                 batch.failure = Failure(load.error, collated=True)
 
     def fetch(self, samples: Sequence[tuple[Views, int, Resident]]) -> None:
-        """Copies samples from devices to the host: each into a row of its views.
+        """Copies samples from devices to the host. ``samples``: views of a slab, the row in them, and what is on the
+        device.
 
         Waits for each device once, on a stream on which nothing else waits.
         """

@@ -80,10 +80,8 @@ class Samples:
     # --- on their way into the window --------------------------------------------------------------------------
 
     def learn(self, layout: bytes) -> None:
-        """Learns the layout, pickled, from the first sample that a worker has described; does nothing later.
-
-        Empty: samples cannot be stacked in place.
-        """
+        """Learns the layout, pickled, from the first sample that a worker has described; does nothing later, or where
+        samples may not be rows. Empty: samples cannot be stacked in place."""
         if self.layout_bytes == b"":
             self.layout_bytes = layout or None
             if layout:
@@ -238,7 +236,8 @@ class Samples:
     # --- batches -----------------------------------------------------------------------------------------------
 
     def stack(self, batch: Batch) -> None:
-        """Makes the batch from rows: the slab itself, or a gathered copy; or begins to load the rows to its device."""
+        """Makes the batch, whose samples must all be rows: of the slab itself, or of a gathered copy. Where batches go
+        to a device, begins to load the rows there instead."""
         layout, size = self.layout, batch.size
         assert layout is not None
         parts = list(self._window.parts(batch.spans))
