@@ -28,7 +28,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import HEAD, Blocks
 from minato_gpu.sources.disk import entry
 from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import name_of, version_of
+from minato_gpu.sources.disk_pool import tier_key, version_of
 from minato_gpu.sources.reading import AT_HAND
 
 Row = dict[str, Any]
@@ -72,10 +72,10 @@ def disk_rows(folder: Path, nbytes: int, copies: int, repetitions: int) -> Itera
         path = folder / f"{number}"
         path.write_bytes(np.random.default_rng(number).bytes(nbytes))
         sources.append(Source(str(path)))
-        keys.append(name_of((str(path), 0, None)))
+        keys.append(tier_key((str(path), 0, None)))
         if not tier.write(keys[-1], version_of(sources[-1]), memoryview(path.read_bytes())):
             raise AssertionError(f"copy {number} was not kept")
-        files.append(os.open(folder / "cache" / entry.name_of(keys[-1]), os.O_RDWR))
+        files.append(os.open(folder / "cache" / entry.path_of(keys[-1]), os.O_RDWR))
         os.fdatasync(files[-1])  # so that it can be thrown out of the page cache
 
     def bare(at: int) -> None:

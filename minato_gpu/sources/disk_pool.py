@@ -90,7 +90,7 @@ class DiskPool:
             block, view = self._blocks.allocate(nbytes)
             return view
 
-        nbytes = self._tier.read(name_of(source.key), version, allocate)
+        nbytes = self._tier.read(tier_key(source.key), version, allocate)
         if nbytes is None:
             if block != NOWHERE:
                 self._blocks.free(block)
@@ -143,7 +143,7 @@ class DiskPool:
             kept = False
             try:
                 self._make_go()  # first: there may be no room else
-                kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes))
+                kept = self._tier.write(tier_key(key), version, self._blocks.view(block, nbytes))
             finally:
                 self._loop.call_soon_threadsafe(ended, kept)
 
@@ -155,7 +155,7 @@ class DiskPool:
     def let_go(self, key: Key) -> None:
         """Has the copy of a used source removed, if ``DiskTier.let_go`` does so; many are removed together, as soon as
         the writer comes to it."""
-        self._going.append(name_of(key))
+        self._going.append(tier_key(key))
         self._writer.submit(self._make_go)
 
     def _make_go(self) -> None:
@@ -181,8 +181,8 @@ class DiskPool:
         self._writer.shutdown()
 
 
-def name_of(key: Key) -> bytes:
-    """Returns a source's name in the tier, 16 bytes: the same for every process and run, wherever it was started, and
+def tier_key(key: Key) -> bytes:
+    """Returns a source's key in the tier, 16 bytes: the same for every process and run, wherever it was started, and
     for all versions of its bytes."""
     path, offset, length = key[:3]
     return blake2b(f"{path}\0{offset}\0{length}".encode("utf-8", "surrogateescape"), digest_size=16).digest()

@@ -98,8 +98,8 @@ a sample is given to a lane before its bytes are there
 
 === sources/disk_pool.py: sources/test_disk_pool.py
 a copy on disk gets the version that the file has when it is written
--kept = self._tier.write(name_of(key), version,
-+kept = self._tier.write(name_of(key), version_of(Source(*key)),
+-kept = self._tier.write(tier_key(key), version,
++kept = self._tier.write(tier_key(key), version_of(Source(*key)),
 
 === sources/process.py: contracts/test_cache.py
 what was counted for workers that have ended is counted for the next

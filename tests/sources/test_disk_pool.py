@@ -15,7 +15,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import Room
-from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
+from minato_gpu.sources.disk_pool import DiskPool, tier_key, version_of
 from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Source
@@ -192,4 +192,4 @@ async def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(fil
         found = await bench.read(0, b"changed meanwhile")
         assert found["version"] == before != version_of(source)
         assert await bench.write(source, found)
-        assert tier.copies == {name_of(source.key): (before, b"changed meanwhile")}
+        assert tier.copies == {tier_key(source.key): (before, b"changed meanwhile")}

@@ -21,7 +21,7 @@ _BLOCK = 4096
 class CacheEntry(NamedTuple):
     """A copy in a directory: its file, sizes and last use."""
 
-    name: str  # path of its file in the directory, see ``name_of``
+    name: str  # path of its file in the directory, see ``path_of``
     length: int  # bytes that it holds
     nbytes: int  # bytes that it takes on disk
     used_at: float  # when it was used last, in seconds since 1970
@@ -31,7 +31,7 @@ class CacheEntry(NamedTuple):
         return bytes.fromhex(self.name.replace("/", ""))
 
 
-def name_of(key: bytes) -> str:
+def path_of(key: bytes) -> str:
     """Returns the path of a key's file in the directory, such as "3f/a0...": the first two digits name a folder, the
     other 30 the file. Raises ValueError for a key that has not 16 bytes."""
     if len(key) != KEY_BYTES:

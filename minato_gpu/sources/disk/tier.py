@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, need_room, open_directory
-from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, name_of, scan
+from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, path_of, scan
 from minato_gpu.sources.disk.filesystem import OpenFile, read_parts, write_parts
 from minato_gpu.sources.disk.runs import CacheRun, find_runs, remove_dead
 from minato_gpu.util.messages import say_once
@@ -90,7 +90,7 @@ class DiskTier:
         """
         if self._off is not None:
             return None
-        name = name_of(key)
+        name = path_of(key)
         try:
             fd = os.open(name, _OPEN_FLAGS, dir_fd=self._root)
         except OSError as error:
@@ -117,7 +117,7 @@ class DiskTier:
     def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
         """Keeps a copy of ``data``, the bytes of ``key`` in this version. Returns True also if there is one already,
         False if budget or disk forbid it."""
-        name, data = name_of(key), memoryview(data).cast("B")
+        name, data = path_of(key), memoryview(data).cast("B")
         if self._off is None and self._is_there(name, key, version, len(data)):
             return True
         kept = self._if_it_can(lambda: self._keep(name, entry.header(key, version, data), data), None)
@@ -128,7 +128,7 @@ class DiskTier:
 
     def remove(self, keys: Iterable[bytes]) -> int:
         """Drops copies; returns how many bytes of disk they took."""
-        names = map(name_of, keys)
+        names = map(path_of, keys)
         gone = self._if_it_can(lambda: self._account.remove(names), Totals())
         self._count(removed=gone.copies)
         return gone.nbytes
