@@ -179,7 +179,7 @@ class Layout:
         return "tensor" in kinds <= {"tensor", "scalar"} and sum(leaf.nbytes for leaf in self.leaves) <= _SMALL_BYTES
 
     def write_rows(self, views: Views, row: int, samples: Sequence[Value]) -> bool:
-        """Writes samples into the rows from ``row`` on. For layouts that have ``stacks``; others make no gain.
+        """Writes samples into the rows from ``row`` on. Only for a layout that ``stacks``.
 
         Returns False if a sample may differ from the layout: the rows' bytes are then undefined, and ``write``, called
         for each, says which one does.

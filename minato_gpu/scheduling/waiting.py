@@ -223,7 +223,7 @@ class Waiting:
             self.seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
 
     def take(self, entry: Entry, count: int) -> None:
-        """Removes the entry for its first ``count`` serials; the rest waits on as a new entry."""
+        """Removes the entry, as its first ``count`` serials are taken; the rest waits on as a new entry."""
         entry.waits = False
         del self._entries[entry.lo]
         entry.place.waiting -= entry.hi - entry.lo
