@@ -57,7 +57,7 @@ class DeviceBudget:
         return self._batches > 0
 
     def follow(self, batch_bytes: int) -> None:
-        """Sets an elastic limit from the size of a batch."""
+        """Sets the limit of an elastic budget to that of batches of ``batch_bytes``; leaves any other as it is."""
         with self._lock:
             if self._batches:
                 self.limit = self._batches * batch_bytes

@@ -54,7 +54,8 @@ class ValueLoad(Load):
         self._used: list[torch.Tensor] = []  # memory of the batch, to be recorded on the consumer's stream
 
     def issue(self, context: LoadContext) -> None:
-        """Issues at most ``copies.MOST`` copies, or one for each pinned piece of the arena where that is more."""
+        """Issues at most ``copies.MOST`` copies, and one more for each end of a pinned piece that a copy would cross.
+        Tensors that their bytes do not fully describe are moved by torch, which may wait."""
         self.unload(context)
         try:
             value = self._make()

@@ -15,8 +15,8 @@ _TOGETHER = 8  # items between two pauses
 class StepState(NamedTuple):
     """One step of the lane's thread."""
 
-    since: float  # time of the monotonic clock, in seconds
-    stage: int  # -1: none
+    since: float  # time of ``perf_counter``, in seconds
+    stage: int  # number of the stage that it is at; -1: none
     sample: Value  # its number or its drawn parameters; None: not one sample
     samples: int  # how many at once
 

@@ -68,7 +68,8 @@ class ScheduledRun:
         self.error: BaseException | None = None
 
     def ask(self, stream: Stream | None) -> None:
-        """Waits for the run's outputs or error, once; runs must be asked in the order in which they were scheduled."""
+        """Waits for the run's ``outputs`` or ``error``, and sets it; does nothing the second time. Runs must be asked
+        in the order in which they were scheduled."""
         if self.graph is None:
             return
         try:
@@ -140,7 +141,8 @@ class DaliGraph(Segment):
         return [dict(zip(self.writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def ahead(self, batch: Batch, drawn: Drawn) -> bool:
-        """Schedules a micro-batch behind the current one; ``run`` must be called next with the same parameters.
+        """Schedules a micro-batch behind the current one; ``run`` must be called next with the same objects in
+        ``drawn``.
 
         Returns False on the CPU, without a graph, while another is scheduled ahead, where the host must wait before
         each run, and when feeding fails: ``run`` then feeds it.
@@ -152,7 +154,7 @@ class DaliGraph(Segment):
         return self._ahead is not None
 
     def forget(self) -> None:
-        """Drops what was scheduled ahead."""
+        """Waits for what was scheduled ahead, if anything, and drops it."""
         run, self._ahead = self._ahead, None
         if run is not None:
             run.ask(self.stream)
@@ -219,7 +221,8 @@ class DaliGraph(Segment):
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
         """Builds the graph, if there is none, from the drawn parameters of any sample; from none (empty), names are
-        learned as fragments ask for them. Raises NamesUnknown where a fragment needs them all, else what it raises."""
+        learned as fragments ask for them. Raises NamesUnknown where a fragment needs them all, else what fragments or
+        DALI raise."""
         if self._graph is None:
             self._names = {number: tuple(params[number]) if number in params else None for number in self.stages}
             self._graph = self._build()

@@ -69,7 +69,7 @@ class MicroBatchSize:
         self.set(max(1, min(self.limit, count // 2)))
 
     def set(self, limit: int) -> None:
-        """Sets the limit."""
+        """Sets the limit; full micro-batches are counted from zero again."""
         self.limit, self._fitted = limit, 0
 
 
@@ -184,7 +184,7 @@ class DeviceExecutor:
         return isinstance(first, DaliGraph) and first.ahead([fields for fields, _ in items], drawn)
 
     def forget(self) -> None:
-        """Drops what was scheduled ahead: ``run`` will not be called with it."""
+        """Waits for what was scheduled ahead, and drops it: ``run`` will not be called with it."""
         for graph in self._graphs:
             graph.forget()
 

@@ -51,15 +51,16 @@ class LoadContext:
         self.accelerator = accelerator
         self.host = host
         self.slices = Slices()
-        self.copies = self.gathered = 0
+        self.copies = 0  # copies issued from the arena
+        self.gathered = 0  # batches whose ranges were first joined on the host
         self.crossed = 0  # micro-batches of other devices from which batches took rows
         # What copies read. Each attempt to issue a load is held by itself, since a repeated load may have copies of its
         # first attempt in flight.
         self.held = HeldUntilPassed()
 
     def copy(self, into: torch.Tensor, runs: Sequence[CopyRange], most: int = MOST) -> bool:
-        """Copies ranges of the arena into ``into``; returns False, with nothing done, when that takes more than
-        ``most`` copies."""
+        """Issues copies of ranges of the arena into ``into``, uint8 on the device, and pins the arena as far as they
+        reach. Returns False, with nothing copied, when that takes more than ``most`` copies."""
         self.host.cover(max((run.source + run.nbytes for run in runs), default=0))
         planned = plan(runs, self.host.ends, most)
         if planned:

@@ -54,8 +54,8 @@ def found() -> Version | None:
 
 
 def decodes_regions() -> bool:
-    """Returns whether the GPU decodes regions of all JPEGs; True where no nvJPEG is found. Raises ValueError for
-    ``MINATO_JPEG_REGIONS`` other than 0 and 1."""
+    """Returns whether the GPU decodes regions of all JPEGs. Where no nvJPEG is found it is taken to do so, unless
+    nvImageCodec is the version that fails on them. Raises ValueError for ``MINATO_JPEG_REGIONS`` other than 0 and 1."""
     wanted = _switch(REGIONS)
     if wanted is not None:
         return wanted

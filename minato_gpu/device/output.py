@@ -153,8 +153,8 @@ class DeviceOutput:
         self._placed, self._to_host, self._sample = [], [], None
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
-        """Stores one sample and returns its reference. ``made``: names of the fields that a device implementation
-        made."""
+        """Stores one sample and returns its reference; None: all of it is in its row on the host. ``made``: names of
+        the fields that a device implementation made."""
         accelerator = None if self._transfers is None else self._transfers.accelerator
         on_device = frozenset(name for name in made if accelerator and hasattr(result.get(name), "__dlpack__"))
         if on_device:

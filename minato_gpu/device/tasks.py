@@ -72,8 +72,8 @@ class DeviceRun:
             self.times[number] = each
 
     def report(self, begin: float, end: float, layout: bytes | None, *, tells_parts: bool) -> Report:
-        """Returns the final report. ``begin`` and ``end`` are times of the monotonic clock; ``tells_parts``: whether
-        the pipeline has split points, so that costs are reported by split point."""
+        """Returns the final report. ``begin`` and ``end`` are times of ``perf_counter``; ``layout``: the pickled one
+        that the engine wants, else None; ``tells_parts``: whether costs are also reported by split point."""
         usual = self.typical and not self.repeated
         pairs = zip(self.splits, self.times, strict=True)
         return Report(

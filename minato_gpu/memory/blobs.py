@@ -33,7 +33,8 @@ _NUMBERS = "biuf"  # dtype kinds that the buffer protocol and Python's own numbe
 
 
 class BlobPickler(ForkingPickler):
-    """Pickles to ``file``, and gives ``keep`` the bytes of arrays and tensors."""
+    """Pickles to ``file``, without the bytes of arrays and tensors, which ``keep`` gets; those for which it returns
+    True go into the pickle."""
 
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], bool | None]) -> None:
         # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
@@ -186,7 +187,8 @@ class Dump(NamedTuple):
 
 
 def dump(value: Value, is_part: Callable[[memoryview], bool] = lambda view: False) -> Dump:
-    """Pickles a value. ``is_part`` says which buffers are in shared memory already, and are not stored again."""
+    """Pickles a value, and raises what pickling raises. ``is_part`` returns whether a buffer is in shared memory
+    already, and is not to be stored again."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     BlobPickler(file, buffers.append).dump(value)

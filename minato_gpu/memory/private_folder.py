@@ -73,7 +73,7 @@ class PrivateFolder:
         return listening
 
     def connect(self, name: int | str, timeout: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Connects to the socket of this name, within ``timeout`` seconds.
+        """Returns a connection to the socket of this name, made within ``timeout`` seconds, which stays its time-out.
 
         Raises FolderRefused if another user's process has answered, else OSError.
         """
@@ -100,7 +100,7 @@ class PrivateFolder:
             return
 
     def remove(self, name: int | str) -> None:
-        """Removes a socket or a file."""
+        """Removes a socket or a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(str(name), dir_fd=self._fd)
 
@@ -150,7 +150,8 @@ class SharedFile:
     """
 
     def __init__(self, name: str, nbytes: int) -> None:
-        """Raises OSError (FolderRefused) if the folder cannot be used."""
+        """``nbytes``: its size, the same for all that map it; zero until written. Raises OSError (FolderRefused) if the
+        folder cannot be used."""
         self._name, self._folder = name, PrivateFolder()
         self._fd = -1
         try:

@@ -21,7 +21,7 @@ LEAST = 1 << 26  # bytes of an arena: less would not do
 class SharedMemory:
     """``nbytes`` of memory, zero until written. Memory is taken as pages are first written.
 
-    With ``fd`` it maps what another process has made.
+    With ``fd`` it maps what another process has made, and closes that descriptor with itself.
     """
 
     def __init__(self, name: str, nbytes: int, fd: int | None = None) -> None:

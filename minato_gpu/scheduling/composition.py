@@ -39,7 +39,8 @@ class Composition:
         return oldest is not None and oldest.number <= self.next - self._lateness
 
     def admit(self, place: Place, batch: int) -> None:
-        """Adds a place, in the sampler's order. ``batch``: the size of the batch of its number."""
+        """Adds a place, in the sampler's order. ``batch``: the size of the delivered batch of the same number; 0:
+        none."""
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
         """Records that ``span``, of one epoch, is ready (``failed`` of it as errors), which completes the places

@@ -80,7 +80,8 @@ class LaneModel:
             self.flush()
 
     def predict(self, rows: Array, keys: Keys | None) -> tuple[Array, NDArray[np.bool_] | None]:
-        """Returns log costs (medians), shape (n,), and which of them use the key's history; None where none does."""
+        """Returns log costs (medians), shape (n,), nan where nothing is known, and which of them use the key's history;
+        None in place of these where none does."""
         base = self._base(rows)
         if keys is None or not self.history.recorded:
             return base, None
@@ -201,8 +202,9 @@ class CostModel:
 
         They are taken over (predicted before learning, actual) pairs, at most the last 4,096 per lane. ``log_sigma``:
         standard deviation of log(actual / predicted). ``rank_correlation``: Spearman's. Both are None for fewer than
-        two pairs, the latter also without spread. ``by_cost``: weights each pair by its seconds, for lanes that are
-        parts of samples, many of which take next to nothing. If another thread learns for longer than 0.1 s, pending
+        two pairs, the latter also without spread. ``lane``: None for all lanes together. ``by_cost``: in ``log_sigma``
+        each pair weighs as much as its seconds, for lanes that are parts of samples, many of which take next to
+        nothing. If another thread learns for longer than 0.1 s, pending
         observations are left out.
         """
         models = [self._lanes[lane]] if lane is not None else list(self._lanes.values())

@@ -132,8 +132,8 @@ class Flights:
         self._ledger.promised += flight.promised_bytes
 
     def shorten(self, flight: Flight, keep: int, nbytes: int) -> None:
-        """Cuts the chunk to its first ``keep`` samples. The others' share of the credit is freed, except what the kept
-        ones use: they hold ``nbytes`` already."""
+        """Cuts the chunk to its first ``keep`` samples, and queues the others again. Their share of the credit is
+        freed, except what the kept ones use: they hold ``nbytes`` already."""
         chunk = flight.chunk
         seconds = chunk.seconds * keep / chunk.size
         self._lanes[chunk.lane].seconds -= chunk.seconds - seconds

@@ -45,7 +45,7 @@ class History:
         self._others: OrderedDict[int, int] = (
             OrderedDict()
         )  # by the hash of the key; of a dict the first one takes long
-        self.recorded = 0
+        self.recorded = 0  # keys with a cost
 
     def read(self, keys: Keys) -> Array:
         """Returns the log costs of the keys, shape (n,); nan where none is recorded."""

@@ -64,7 +64,8 @@ class DeviceInterference:
 
     def stepped(self, step_s: float, cpu_batch_s: float) -> bool:
         """Records that the consumer was away for ``step_s`` seconds (0: unknown) and takes its next batch, for which
-        the CPU lane alone needs ``cpu_batch_s``. Returns True when ``spare`` or ``price`` have changed noticeably."""
+        the CPU lane alone needs ``cpu_batch_s`` (0: unknown). Returns True when ``spare`` or ``price`` have changed
+        noticeably."""
         self._step_parts.append(step_s)
         if len(self._step_parts) < self._devices:
             return False

@@ -126,7 +126,8 @@ class LaneState:
 
     @property
     def cheap(self) -> bool:
-        """True when samples are so cheap that leases end soon."""
+        """True when samples take under 100 microseconds on average, so that leases end soon; also while none is
+        known."""
         return self.mean < _CHEAP_S
 
     def predict(self, entry: Entry) -> float:

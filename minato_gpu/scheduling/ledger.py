@@ -120,7 +120,7 @@ class Ledger:
 
     def credit(self, samples: int, *, handing: bool = False) -> int:
         """Returns the bytes of results after which a lane stops a lease of ``samples`` samples: what these are expected
-        to need, so that larger ones do not add up."""
+        to need, so that larger ones do not add up. 0, for no limit, while nothing is known of their size."""
         return int(samples * (self.sample_bytes + self.handed_bytes * handing))
 
 

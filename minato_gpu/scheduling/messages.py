@@ -94,7 +94,7 @@ class Admitted:
     epoch: int
     first: TicketId
     size: int
-    cpu: Sequence[float] | None = None  # predicted seconds of each sample on a CPU slot; None: unknown
+    cpu: Sequence[float] | None = None  # predicted seconds of each sample on a CPU slot, nan: unknown; None: all
     device: Sequence[float] | None = None  # the same on a device slot
     last: bool = False  # the epoch's last batch
     batch: int | None = None  # size of the batch of this number after a resume; 0: none; None: the place's
@@ -284,8 +284,9 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Compose:
-    """Instruction: deliver these tickets as batch ``order``. Orders rise without gaps. With free composition the spans
-    may come from several places."""
+    """Instruction: deliver these tickets as batch ``order``, when its turn comes: in strict order a batch may be
+    composed before those of lower orders. With free composition the spans may come from several places. With
+    ``Policy.items`` each sample counts as a batch, and ``order`` is that of the first."""
 
     order: OutputBatch
     spans: tuple[TicketSpan, ...]

@@ -42,8 +42,8 @@ def threshold(
     """Returns the ratio cpu / device from which on samples should go to the device, and the seconds until both lanes
     are done.
 
-    The ratio is infinity when the device should take nothing, 0.0 when it should take everything. Both are infinity
-    without slots.
+    The ratio is infinity when the device should take nothing, 0.0 when it should take everything. Both results are
+    infinity where neither lane has slots.
 
     Args:
         cpu, device: predicted seconds of each waiting sample, shape (n,).

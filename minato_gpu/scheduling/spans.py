@@ -125,7 +125,7 @@ class BySerial(Generic[_P]):
         self._firsts.append(place.first)
 
     def at(self, serial: TicketId) -> _P:
-        """Returns the place that holds the serial."""
+        """Returns the place that holds the serial; any other, or IndexError, if none does."""
         return self.places[bisect_right(self._firsts, serial) - 1]
 
     def parts(self, spans: Iterable[TicketSpan]) -> Iterator[tuple[_P, TicketId, TicketId]]:

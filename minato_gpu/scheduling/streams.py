@@ -42,8 +42,8 @@ class Streams(Composition):
         self._past_end: list[TicketId] = []  # out of order: tickets past the end of their stream, rising
 
     def resume(self, order: OutputBatch, turn: int, ended: tuple[int, ...]) -> None:
-        """Continues after an earlier run that delivered the batches before ``order``, and the streams of workers
-        ``ended``."""
+        """Continues after an earlier run that delivered the batches before ``order``. ``turn``: the worker that
+        delivers next; ``ended``: workers whose streams have nothing left."""
         self.next, self._next_ticket, self._turn = order, TicketId(order), turn
         self._open.difference_update(ended)
 
@@ -126,7 +126,7 @@ class Streams(Composition):
 
     @property
     def held_back(self) -> bool:
-        """True when the next batch must be the oldest ticket, which is not ready."""
+        """True when the next batch must be the oldest ticket, which is not ready; in strict order always False."""
         oldest = self._places.oldest
         if oldest is None or not self._lateness:
             return False

@@ -43,7 +43,8 @@ class WorkerCount:
         self._waited_s = self._idle = 0.0
 
     def waited(self, cause: str, seconds: float) -> None:
-        """Adds seconds that the consumer waited for its next batch, and the cause."""
+        """Adds seconds that the consumer waited for its next batch; a ``cause`` that more workers cannot end counts
+        not."""
         if cause in _WORKER_CAUSES:
             self._waited_s += seconds
 

@@ -29,7 +29,7 @@ ASKED = -3  # the worker is asked for them: they are fields that it makes
 
 
 def space_of(nbytes: int) -> int:
-    """Returns the memory that a block for so many bytes takes."""
+    """Returns how many bytes of the arena a block for ``nbytes`` bytes takes."""
     return rounded(HEAD + nbytes)
 
 
@@ -41,7 +41,7 @@ class Blocks:
         self._stamps = count(int.from_bytes(os.urandom(6)) + 1)  # an arena outlives a reader that was killed
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        """Returns a block for so many bytes, and the memory to write them to.
+        """Returns the offset of a block for ``nbytes`` bytes, which has no stamp yet, and the memory to write them to.
 
         Raises MemoryError when the arena is full.
         """
@@ -50,11 +50,11 @@ class Blocks:
         return block, buffer[block + HEAD : block + HEAD + nbytes]
 
     def view(self, block: int, nbytes: int) -> memoryview:
-        """Returns the bytes of a block."""
+        """Returns a view, not a copy, of a block's ``nbytes`` bytes."""
         return self._arena.buffer[block + HEAD : block + HEAD + nbytes]
 
     def publish(self, block: int) -> int:
-        """Stamps a block whose bytes are complete; returns the stamp, which it may have already."""
+        """Stamps a block whose bytes are complete, unless it has a stamp already; returns its stamp."""
         (stamp,) = _STAMP.unpack_from(self._arena.buffer, block)
         if stamp == WIPED:
             stamp = next(self._stamps)
@@ -62,12 +62,12 @@ class Blocks:
         return int(stamp)
 
     def free(self, block: int) -> None:
-        """Frees a block."""
+        """Wipes the stamp of a block, and frees its memory."""
         self._stamp(block, WIPED)
         self._arena.free(block)
 
     def trim(self) -> None:
-        """Returns the memory of all that is free to the system."""
+        """Gives the memory of all free blocks back to the system."""
         self._arena.trim()
 
     def _stamp(self, block: int, stamp: int) -> None:

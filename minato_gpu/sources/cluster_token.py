@@ -25,10 +25,11 @@ def token() -> bytes:
 
 
 def code(side: bytes, nonces: bytes) -> bytes:
-    """Returns what a side (its name) says to prove that it knows the token, 32 bytes. Raises ValueError without one."""
+    """Returns the 32 bytes by which a side proves that it knows the token. ``side``: its name; ``nonces``: those of
+    both sides, in an order that both use. Raises ValueError without a token."""
     return hmac.digest(token(), side + nonces, "sha256")
 
 
 def proves(said: bytes, side: bytes, nonces: bytes) -> bool:
-    """Returns whether ``said`` is the code of that side."""
+    """Returns whether ``said`` is that side's ``code`` for these nonces. Raises ValueError without a token."""
     return hmac.compare_digest(said, code(side, nonces))

@@ -31,7 +31,7 @@ _FULL_FOR = 4096  # reads after which a tier that was full is asked again: copie
 
 
 class _Missing(Exception):
-    """There is no copy of this version."""
+    """There is no copy of this version; None: the source's file cannot be looked at."""
 
     def __init__(self, version: bytes | None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Missing(Exception):
 class DiskPool:
     """Reads copies on disk, and has ``pool`` read what has none. ``following`` decides what stays.
 
-    Takes the place of what ``pool`` reports to (``pool.done``), and reports every source to that.
+    It puts a function of its own in the place of ``pool.done``, and reports every source to the one that was there.
     """
 
     def __init__(self, tier: DiskTier, blocks: Blocks, pool: Reads, following: DiskRetention) -> None:
@@ -59,7 +59,8 @@ class DiskPool:
         self._going: deque[bytes] = deque()  # names of copies that are not needed soon
 
     def begin(self, begun: Begun) -> None:
-        """Begins an epoch."""
+        """Begins an epoch: decides anew what stays, tries to write again if the tier was full, and has the writer's
+        thread begin it in the tier."""
         self._passes = 0
         self._epoch += 1
         self.following.begin(begun, self._tier.is_alone(), self._tier.room())
@@ -78,7 +79,7 @@ class DiskPool:
             self._pool.cancel(number)
 
     def _read(self, source: Source) -> tuple[int, int]:
-        """Returns the block that holds the copy, and its bytes. Runs in a thread."""
+        """Returns the block that holds the copy, and the number of its bytes. Raises _Missing. Runs in a thread."""
         try:
             version = version_of(source)
         except OSError:
@@ -175,7 +176,7 @@ class DiskPool:
         return self._tier.stats() | {"why": self.following.why}
 
     def finish(self) -> None:
-        """Waits until what waits has been written, and what is to go removed; it can do nothing after that."""
+        """Waits until all queued writes and removals are done. The pool is of no use after that."""
         self._reads.close()
         self._writer.submit(self._make_go)
         self._writer.shutdown()

@@ -37,7 +37,7 @@ class DiskRetention:
         self._decide()
 
     def wanted(self, parts: int) -> None:
-        """Notes that a sample is going to be read, from so many sources."""
+        """Notes that a sample is going to be read, from ``parts`` sources (0 counts as 1)."""
         self._parts = parts or 1
 
     def read(self, nbytes: int) -> None:

@@ -42,7 +42,8 @@ class FieldPolicy:
         self._field_bytes = self._saved_s = self._prepare_s = 0.0
 
     def plan(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
-        """Plans a wanted sample, whose sources have these keys.
+        """Plans a wanted sample, whose sources have these keys, and counts hits and misses of those that are not looked
+        up.
 
         Returns the keys of what is to be found for it (its fields, if they are kept, else its sources), their items
         (NO_ITEM: not to be kept), and whether its worker is to send its fields.

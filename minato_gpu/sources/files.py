@@ -63,7 +63,8 @@ class FileReads:
         self._read, self._keeps, self._page_cache = read or self._read_file, keeps, PageCache()
 
     def submit(self, number: int, source: Source) -> None:
-        """Reads this source after those submitted before."""
+        """Queues this source behind those submitted before; ``ended`` is called with ``number`` once it has been
+        read."""
         self._under_way += 1
         cached = not self._keeps(number)
         each = self._together if cached else 1
@@ -77,7 +78,7 @@ class FileReads:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Ends the threads, without waiting for what storage does not answer."""
+        """Has the threads end after the reads that are queued; does not wait for them."""
         for _ in self._threads:
             self._queue.put(None)
 
@@ -90,7 +91,8 @@ class FileReads:
                 return
 
     def _with_others(self, first: _Task) -> list[_Task]:
-        """Returns what the thread reads together."""
+        """Returns the tasks that a thread reads together: ``first`` and, if that goes into the page cache, queued
+        others."""
         found = [first]
         while first[2] and len(found) < self._together and not self._queue.empty():
             try:
@@ -185,7 +187,8 @@ class FileReads:
 
 
 def _begun(source: Source) -> int:
-    """Opens a file and has the kernel begin to read it. Returns -1 for what is no regular file, or does not exist."""
+    """Opens a file and has the kernel begin to read it. Returns the descriptor, for the caller to close; -1 for what is
+    no regular file, or cannot be opened."""
     try:
         if not stat.S_ISREG(Path(source.file).stat().st_mode):  # to open a pipe is noticed at its other end
             return -1

@@ -1,8 +1,9 @@
 """Fingerprints of what prepares samples: equal if two processes would prepare the same sample for a key.
 
 One is made of the pickles of the data set, the pipeline and ``worker_init_fn``, of the files in which the classes and
-functions in them are defined, and of the versions of Python and its packages. What is not in there, such as files that
-have the same path and another content, is left to a comparison of the first samples (prepared_samples.py).
+functions in them are defined, of the versions of Python, NumPy and PyTorch, and of the paths of the environment and the
+working directory. What is not in there, such as data files that have the same path and another content, is left to a
+comparison of the first samples (prepared_samples.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _NamingPickler(BlobPickler):
 
 
 def fingerprint(*parts: Any) -> str:
-    """Returns the fingerprint of these objects. Raises whatever pickling does."""
+    """Returns the fingerprint of these objects, 32 hexadecimal digits. Raises whatever pickling does."""
     found = blake2b(digest_size=16)
     pickled = io.BytesIO()
 

@@ -42,12 +42,12 @@ _FIRST_MESSAGE_S = 5.0  # how long the process waits for the first message of a 
 class Answer(NamedTuple):
     """The first message to a loader. Sizes are in bytes."""
 
-    pid: int
+    pid: int  # of the reader process
     capacity: int  # of the arena
     memory_bytes: int  # budget of the copies that stay in it
-    samples_capacity: int  # of the arena of prepared samples
+    samples_capacity: int  # of the arena of prepared samples; of no meaning if none are shared
     share_bytes: int  # budget of those; 0: none are shared
-    peers: tuple[str, ...]
+    peers: tuple[str, ...]  # hosts whose caches are one with it, see peer_discovery.checked_peers; (): none
 
 
 def name_of(share: str) -> str:
@@ -60,7 +60,8 @@ def main(
 ) -> None:
     """Starts the reader process as a child, and ends the calling process at once; returns in neither.
 
-    ``of_samples``: memory for prepared samples; None: none are shared.
+    ``arena``: memory for what is read; ``of_samples``: for prepared samples (None: none are shared); ``listening``: the
+    socket to which loaders connect.
     """
     os.setsid()
     if os.fork():
@@ -130,7 +131,8 @@ class HostReader:
         self._timer = loop.call_later(LINGER_S, self._end_unless_used)
 
     def open_peers(self, peers: tuple[str, ...], share: str) -> None:
-        """Joins this host's cache with those of ``peers``. If that fails, it goes on alone, and counts say why."""
+        """Joins this host's cache with those of ``peers`` (see ``checked_peers``), which are looked for after the
+        return. If that fails, this host goes on alone, and its counts say why."""
         self._peers = self._reads.pool = pool = PeerPool(self._pool, self._reads.blocks, self._reads.done)
         try:
             listening, address = peer_discovery.listen(peers)

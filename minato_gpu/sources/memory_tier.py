@@ -68,7 +68,10 @@ class MemoryTier:
 
     def items(self, sample: int, parts: int) -> Sequence[int]:
         """Returns the items of a sample with ``parts`` sources; NO_ITEM for what is never kept: all parts of a sample
-        without an index, and those beyond as many as the first sample had."""
+        without an index, and those beyond as many as the first sample had.
+
+        To be called once for each wanted sample, before its sources are accessed: it also begins an announced epoch.
+        """
         self._parts = self._parts or parts
         if self._begun is not None and self._parts:
             self._start(self._begun)
@@ -221,7 +224,7 @@ class MemoryTier:
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def count_anew(self) -> None:
-        """Sets the counts to zero."""
+        """Sets the counts of hits, misses and evictions to zero."""
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
 
     def counts(self) -> dict[str, int | str]:

@@ -35,7 +35,7 @@ class MessageSocket:
         self._unsent: deque[bytes] = deque()
 
     def put(self, what: object) -> None:
-        """Queues an object for ``flush``."""
+        """Pickles an object now, and queues it for ``flush``."""
         self._unsent.append(pickle.dumps(what, 5))
 
     def flush(self) -> bool:
@@ -86,7 +86,10 @@ class MessageSocket:
 
 
 def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[bytes | memoryview]) -> None:
-    """Sends ``head``, and with it a file in memory that holds these buffers one after the other."""
+    """Sends ``head``, and with it a file in memory that holds these buffers one after the other.
+
+    Raises BlockingIOError, with nothing sent, if the socket has no room, else OSError.
+    """
     file = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC)
     try:
         for at in range(0, len(buffers), _AT_ONCE):

@@ -31,10 +31,10 @@ _LOOKED = 16  # at most a quarter of so many may have gone
 
 
 class PageCache:
-    """Brings files into the page cache, as long as they stay. Several threads may use it."""
+    """Brings files into the page cache until it finds that they do not stay there. Several threads may use it."""
 
     def __init__(self) -> None:
-        self.keeps = True  # what is brought in stays long enough
+        self.keeps = True  # what is brought in stays long enough; once False, nothing is brought in any more
         self._numbers = count()
         self._chosen: deque[tuple[Source, int]] = deque()
         self._gone: deque[bool] = deque(maxlen=_LOOKED)
@@ -63,10 +63,10 @@ class PageCache:
 
 
 def bring_in(file: int, source: Source) -> int | None:
-    """Has the page cache hold a source of this open file; returns how many bytes it has.
+    """Waits until the page cache holds a source of this open file; returns how many bytes the source has.
 
     None if that is of no use: of a network file system, which asks the server again, and of what is no regular file, or
-    does not tell its size. Raises OSError, EOFError.
+    does not tell its size, or cannot be sent. Raises OSError, EOFError.
     """
     found = os.fstat(file)
     if not tells_size(found) or not _is_local(found.st_dev, source):
@@ -89,7 +89,8 @@ def bring_in(file: int, source: Source) -> int | None:
 def read(source: Source, nbytes: int) -> NDArray[np.uint8] | None:
     """Returns the bytes of a source that has been brought in: uint8 (nbytes,), the caller's own.
 
-    None if they are not there any more, or the file has changed its size: it does not wait for the disk.
+    None if they are not there any more, or the file has changed its size. It waits for the disk only on a file system
+    that cannot tell whether it would have to.
     """
     try:
         file = os.open(source.file, os.O_RDONLY | os.O_CLOEXEC)

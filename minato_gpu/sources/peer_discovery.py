@@ -15,7 +15,8 @@ _HOW = 'a list of each host\'s address, such as ["node1:7500", "node2:7500"], th
 def checked_peers(peers: object) -> tuple[str, ...]:
     """Returns the addresses that ``cache_peers`` names: this host's own first, then all in their order; or AUTO alone.
 
-    Raises TypeError or ValueError where it names none, or this host's is not known.
+    Raises TypeError or ValueError unless it names two hosts or more, each once, of which one is known to be this host;
+    for AUTO ValueError without torchrun's variables.
     """
     if peers == AUTO:
         missing = [name for name in _TORCHRUN if name not in os.environ]
@@ -35,7 +36,8 @@ def checked_peers(peers: object) -> tuple[str, ...]:
 
 
 def check_address(address: object, what: str, example: str) -> None:
-    """Raises TypeError or ValueError where ``address`` is no "host:port". The text says ``what`` it should be."""
+    """Raises TypeError or ValueError where ``address`` is no "host:port". The error's text names it by ``what``, and
+    gives the ``example``."""
     if not isinstance(address, str):
         raise TypeError(f"{what} must be a text such as {example!r}, got {address!r}")
     host, _, port = address.rpartition(":")
@@ -75,9 +77,9 @@ def _is_own(address: str) -> bool:
 
 
 def listen(peers: Sequence[str]) -> tuple[socket.socket, str]:
-    """Returns a socket at this host's address, and the address. ``peers``: as ``checked_peers`` returns them.
+    """Returns a listening socket at this host's address, and the address. ``peers``: as ``checked_peers`` returns them.
 
-    Raises OSError where the port is taken.
+    Raises OSError where the port is taken, or the host's name is not known.
     """
     host, port = (_towards_master(), 0) if peers[0] == AUTO else split_address(peers[0])
     family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -89,7 +89,7 @@ class PeerPool:
         self.asked = self.failed = 0
 
     def join(self, address: str, addresses: tuple[str, ...]) -> None:
-        """Makes these hosts the owners of what is read; this host is at ``address``."""
+        """Makes these hosts the owners of what is read; ``address``, one of them, is this host's."""
         self._hosts, self._address, self.why, self._is_looking = addresses, address, "", False
         self._peers = {each: _Peer(each) for each in addresses if each != address}
 
@@ -274,7 +274,7 @@ class PeerServer:
     """Answers other hosts' requests: ``listening`` is a TCP socket that nobody else accepts from.
 
     A service of its own (``pool_of`` makes its pool) reads what is asked for, as one for a loader of this host does:
-    so what a loader reads, or memory keeps, is not read again.
+    so what a loader reads, or ``memory`` keeps (None: nothing), is not read again.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Pool(Protocol):
     """Reads sources by number."""
 
     def submit(self, number: int, source: Source) -> None:
-        """Reads this source, after those of lower numbers."""
+        """Begins to read this source, or queues it behind those of lower numbers; never waits."""
 
     def cancel(self, number: int) -> None:
         """Notes that this read is not needed any more.
@@ -53,10 +53,10 @@ class Reads(Pool, Protocol):
         """Returns counters and latencies."""
 
     def count_anew(self) -> None:
-        """Sets the counts to zero."""
+        """Sets the loader's own counters to zero."""
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Ends the loader's own reads; those that are shared go on."""
 
 
 class ReaderPool:
@@ -70,8 +70,8 @@ class ReaderPool:
         behind: Callable[[], bool] = lambda: True,
         keeps: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        """``done`` is called for every source with its number, its block (NOWHERE after an error), how many bytes there
-        are, and the error or None.
+        """``done`` is called for every source with its number, its block (NOWHERE after an error, IN_PAGE_CACHE where
+        the kernel keeps the bytes), how many bytes there are, and the error or None.
 
         Files and URLs have limits of their own. ``behind`` returns whether little of what is wanted is there; else
         there is no reason to read many at once. ``keeps`` says, by the read's number, of which files a tier may keep
@@ -93,7 +93,7 @@ class ReaderPool:
         self._start(lane)
 
     def hasten(self, number: int, sooner: int, source: Source) -> bool:
-        """Gives a read a lower number; returns False if it has begun."""
+        """Gives a read the lower number ``sooner``, by which it is reported; returns False if it has begun."""
         if number not in self._queued:
             return False
         self._queued.discard(number)
@@ -153,11 +153,12 @@ class ReaderPool:
         return {**self._urls.counts, **kinds}
 
     def count_anew(self) -> None:
-        """Sets the counts to zero."""
+        """Sets the counters to zero; how many are read at once, and latencies, stay."""
         self._urls.counts = dict.fromkeys(self._urls.counts, 0)
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancels reads of URLs, which are not reported. Threads end after the reads of files that they have been
+        given; they are not waited for."""
         self._file_reads.close()
         await self._urls.close()
 

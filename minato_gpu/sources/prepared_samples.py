@@ -61,13 +61,13 @@ class SharedSample:
         return self.block != NOWHERE
 
     def forget(self) -> None:
-        """Removes it from its group, if nobody has a use for it."""
+        """Removes the sample from its group if no ticket wants it and it is not staged."""
         if not self.wanted and not self.is_staged:
             self.group.samples.pop(self.number, None)
 
 
 class SampleGroup:
-    """Loaders that prepare the same samples. ``why_not``: they share none any more, in words."""
+    """Loaders that prepare the same samples. ``why_not``: why they share none any more, in words; "": they do."""
 
     def __init__(self) -> None:
         self.members: list[Sharer] = []
@@ -79,7 +79,8 @@ class SampleGroup:
         self._prepare_s = self._nbytes = 0.0
 
     def observe(self, sent: SentSample, seconds: float) -> None:
-        """Learns from a sample that has come, ``seconds`` after it was granted."""
+        """Learns from a sample that has come, ``seconds`` after it was granted. Sets ``why_not`` if samples take less
+        to prepare than to share."""
         self._known += 1
         weight = 1 / min(self._known, 100)
         self.usual_s += weight * (seconds - self.usual_s)
@@ -90,7 +91,7 @@ class SampleGroup:
             self.why_not = f"preparing one takes {1e3 * self._prepare_s:.2f} ms, and sharing it {1e3 * sharing_s:.2f}"
 
     def settle(self, now: float) -> None:
-        """Passes on all tickets that need not wait, and grants samples, to each loader one after the other."""
+        """Passes on all tickets that need not wait, then grants samples, one to each loader in turn."""
         for one in self.members:
             one.settle(now)
         granting = [one.grants() for one in self.members if not self.why_not]
@@ -118,14 +119,15 @@ class PreparedSamples:
         self._watches = False
 
     def join(self, fingerprint: str, workers: int, pass_on: Callable[[Ready], None]) -> Sharer:
-        """Adds a loader; its tickets go on by ``pass_on``."""
+        """Adds a loader with so many workers to the group of this fingerprint; its tickets go on by ``pass_on``."""
         group = self._groups.setdefault(fingerprint, SampleGroup())
         sharer = Sharer(self, group, workers, pass_on)
         group.members.append(sharer)
         return sharer
 
     def leave(self, sharer: Sharer) -> None:
-        """Forgets a loader that has left, and returns the memory of what is free to the system."""
+        """Forgets a loader that has left; a group's last one takes the staged samples with it. Free memory goes back to
+        the system."""
         sharer.drop()
         members = sharer.group.members
         members.remove(sharer)
@@ -136,7 +138,8 @@ class PreparedSamples:
         self.look()
 
     def look(self) -> None:
-        """Decides soon who may prepare what, as something has changed."""
+        """Has it decided anew who may prepare what, as something has changed: after this call where workers may soon
+        have nothing to do, else within ``TOGETHER_S``."""
         is_short = any(one.is_short for group in self._groups.values() for one in group.members)
         due = self.now() + (0.0 if is_short else TOGETHER_S)
         if due < self._due:
@@ -158,7 +161,8 @@ class PreparedSamples:
         self._settle()
 
     def stage(self, sample: SharedSample, sent: SentSample) -> None:
-        """Stages a sample that has come; the oldest staged make room."""
+        """Stages a sample that has come, unless the arena has no room; the oldest staged go while the budget is
+        exceeded."""
         try:
             block = self.arena.allocate(sent.nbytes)
         except MemoryError:
@@ -216,7 +220,8 @@ class Sharer:
     # --- what the loader says --------------------------------------------------------------------------------
 
     def want(self, ticket: int, number: int) -> None:
-        """Notes that a ticket is of this sample."""
+        """Notes that a ticket is of the sample ``number`` (see ``prepared_key``), unless the group shares none any
+        more."""
         if self.group.why_not:
             return
         sample = self.group.samples.get(number)
@@ -226,7 +231,7 @@ class Sharer:
         self._wants[ticket] = sample
 
     def ready(self, ready: Ready) -> None:
-        """Takes a ticket whose bytes are there, until it is passed on."""
+        """Takes a ticket whose bytes are there: one of a shared sample waits here, any other is passed on at once."""
         ticket = ready[0]
         self._ready[ticket] = ready
         if ticket in self._wants:
@@ -236,7 +241,8 @@ class Sharer:
             self._pass(ticket)
 
     def admit(self, end: int) -> None:
-        """Notes that tickets below ``end`` are in the window."""
+        """Notes that tickets below ``end`` are in the window. If no loader of the group is believed yet, this one
+        is."""
         self._admitted = end
         self.believed = self.believed or not any(one.believed for one in self.group.members)
         self._shared.look()
@@ -276,12 +282,12 @@ class Sharer:
         self._shared.leave(self)
 
     def drop(self) -> None:
-        """Forgets all tickets."""
+        """Forgets all tickets, and which are in the window; the loader stays in its group."""
         self.release([*self._wants, *self.there])
         self._ahead, self._admitted = [], 0
 
     def receive(self, sent: SentSample) -> None:
-        """Takes in a worker's message about a sample."""
+        """Takes in a worker's message about a sample; its file is the caller's to close."""
         group, sample = self.group, self.group.samples.get(sent.number)
         if sent.why_not:
             group.why_not = group.why_not or sent.why_not
@@ -323,7 +329,7 @@ class Sharer:
         return len(self.granted) <= self._workers and bool(self._waiting or comes)
 
     def waits_for(self, sample: SharedSample) -> bool:
-        """Returns whether a ticket in the window waits for the sample."""
+        """Returns whether a ticket of this loader, which wants the sample, is in the window and waits for it."""
         return any(ticket in self._waiting for ticket in sample.wanted[self])
 
     def settle(self, now: float) -> None:

@@ -62,7 +62,8 @@ def main(
 ) -> None:
     """Runs the reader process to its end, and does not return.
 
-    ``parent``: process id of the loader's; ``of_fields``: where workers send fields (None: none are kept).
+    ``end``: its socket to the loader; ``parent``: process id of the loader's; ``of_fields``: where workers send fields
+    (None: none are kept).
     """
     try:
         asyncio.run(_serve(parent, arena, end, of_fields, settings))
@@ -112,7 +113,8 @@ def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 class Link:
     """The connection to one loader, and the service that answers it, for which ``pool_of`` makes a pool.
 
-    ``ended`` is called once the loader has closed its end.
+    ``ended`` is called once the loader has closed its end, or sent what is no message. ``memory``: what stays for later
+    epochs is kept there; None: nothing does.
     """
 
     def __init__(
@@ -264,7 +266,7 @@ class Link:
             self._from_workers.close()
 
     async def close(self) -> None:
-        """Ends what is under way, and writes what waits to be written."""
+        """Ends what is under way, writes to disk what waits for that, and sends the last counts."""
         await self.pool.close()
         self._leave_disk()
         if self._tier is not None:
@@ -274,7 +276,8 @@ class Link:
             self._messages.flush()
 
     def _open_disk(self) -> None:
-        """Opens the tier on disk with the first epoch of new workers, if that is still possible."""
+        """Opens the tier on disk with the first epoch of new workers. If that fails, logs it; these workers go
+        without."""
         settings, service = self._settings, self._service
         if not settings.disk_bytes or self._disk is not None or self._disk_counts is not None:
             return
@@ -293,7 +296,7 @@ class Link:
         self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self.pool, following)
 
     def _leave_disk(self) -> None:
-        """Writes what waits, and closes the tier on disk."""
+        """Writes what waits to the disk, and reads without it from now on; the tier stays open."""
         disk, service = self._disk, self._service
         if disk is None:
             return

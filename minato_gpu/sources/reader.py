@@ -38,7 +38,7 @@ _TOO_LARGE = (
 )
 
 Want = tuple[int, Sequence[Wanted]]
-"""A place, or some of it (see ``Service.want``)."""
+"""A place of the window, and all or some of its tickets in the order of need (see ``Service.want``)."""
 
 _readers: WeakSet[Reader] = WeakSet()
 """The readers of every loader alive in this process."""
@@ -58,13 +58,13 @@ class Outbox:
         self._nbytes = 0
 
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
-        """Asks for the bytes of these tickets, after all before."""
+        """Adds tickets of a place whose bytes are wanted, after all that were added before; none: does nothing."""
         if tickets:
             self._wanted.append((place, tickets))
             self._tickets += len(tickets)
 
     def release(self, ticket: int, places: Iterable[Place]) -> None:
-        """Releases the bytes of a ticket."""
+        """Adds a ticket whose bytes are not needed any more; ``places``: where they are stored."""
         self._released.append(ticket)
         for place in places:
             self._nbytes += place[1]
@@ -155,7 +155,7 @@ class Reader:
         self._send("admit", end)
 
     def send(self, outbox: Outbox) -> None:
-        """Sends what is wanted and what is released."""
+        """Sends what ``outbox`` has collected, which it forgets. Never waits: what finds no room is sent later."""
         self._send("say", outbox.take())
 
     def _send(self, kind: str, what: Any) -> None:
@@ -197,7 +197,8 @@ class Reader:
         os.close(quiet)
 
     def say_lost(self) -> None:
-        """Logs that the process has ended, and what follows from it."""
+        """Logs that the process has ended, and what follows from it. Waits for its exit code, 10 s at most; does
+        nothing once closed."""
         if self.process is None:
             return
         self.process.join(_LEAVE_S)
@@ -260,9 +261,10 @@ class ReaderOwner:
         self._pipeline: object = None  # pipeline whose fields the process keeps
 
     def borrow(self, pipeline: object, settings: ReaderSettings, make: Callable[..., Reader]) -> Reader:
-        """Returns a reader process with these settings, which ``make`` makes, to be given back.
+        """Returns a reader process with these settings, to be given back: the last one, if it runs and had the same
+        settings and pipeline, else one that ``make`` makes.
 
-        While it is lent, others who borrow get one that keeps nothing in memory, and ends when it is given back.
+        While that is lent, others who borrow get one that keeps nothing in memory, and ends when it is given back.
         """
         reader = self._reader
         if reader is not None and reader.lent:
@@ -280,7 +282,8 @@ class ReaderOwner:
 
 
 def arena_of(budget: int) -> Arena:
-    """Makes the arena: twice the budget, as sizes that differ leave gaps, and what is read ahead.
+    """Makes the arena for ``budget`` bytes that are kept: twice that, as sizes that differ leave gaps, and what is read
+    ahead.
 
     Memory is taken as it is written. Raises OSError where a limit of address space or file size leaves too little.
     """

@@ -33,8 +33,8 @@ the worker is asked for fields, or for what sent_samples.py says. A prepared sam
 class AtHand(threading.local):
     """The places of the bytes read ahead for the sample that this thread prepares."""
 
-    arena: Arena | None = None  # arena that holds it; None where no loader reads ahead
-    keeps_fields = False  # whether there may be any
+    arena: Arena | None = None  # arena that holds them; None where no loader reads ahead
+    keeps_fields = False  # whether there may be kept fields
     shares = False  # whether there may be samples that other loaders have prepared
     direct = 0  # reads from storage while a loader reads ahead
     direct_s = 0.0  # seconds that these took

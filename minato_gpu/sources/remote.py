@@ -169,7 +169,7 @@ class UrlReads:
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries"), 0)
 
     def submit(self, number: int, source: Source) -> None:
-        """Reads this source now."""
+        """Begins to read this source at once, and returns."""
         read = self._reads[number] = _UrlRead(number, source)
         self._begin(read)
 
@@ -277,7 +277,7 @@ class Hedging:
         self._allowed = _FIRST
 
     def finished(self, latency_s: float) -> None:
-        """Notes that a request has been answered; of two, the time of the answered one."""
+        """Notes that an attempt has ended, answered or not, so many seconds after its first request was sent."""
         self._recent.append(latency_s)
         self._allowed = min(_BURST, self._allowed + _SHARE)
         self._since_sorted += 1

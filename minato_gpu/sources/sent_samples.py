@@ -47,7 +47,8 @@ class SentSample(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """True, where ``why_not`` is "", if the worker found no copy of a whole sample where it was said to be."""
+        """True for a message with neither bytes nor checksum. Unless ``why_not`` gives a reason, the worker found no
+        copy of a whole sample where one was said to be."""
         return self.nbytes == _GONE
 
     def fill(self, view: memoryview) -> None:

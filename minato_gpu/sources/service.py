@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from minato_gpu.sources.disk_pool import DiskPool
 
 Wanted = tuple[int, int, tuple[Key, ...]]
-"""A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
+"""A ticket, its sample (the data set's index; -1 where that is no whole number) and the keys of its sources."""
 
 Ready = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
@@ -75,8 +75,9 @@ class PendingTicket:
 class Service:
     """Reads the bytes that tickets want, and keeps them until they are released.
 
-    ``ready`` is called once with each ticket whose bytes have arrived. ``limit``: most bytes that are read and not
-    released, beside those that ``memory`` keeps.
+    ``ready`` is called once with each ticket of which all reads have ended, whether or not they succeeded. ``limit``:
+    most bytes that are read and not released, beside those that ``memory`` keeps; only the oldest place's may exceed
+    it. The caller sets ``pool`` before the first ``want``, and ``disk`` and ``fields`` where there are such.
     """
 
     def __init__(
@@ -345,7 +346,8 @@ class Service:
         self._start()
 
     def receive(self, found: SentSample) -> None:
-        """Takes in the fields of a sample that a worker has sent, or why there are none."""
+        """Takes in the fields of a sample that a worker has sent, or why there are none. The file is the caller's to
+        close."""
         memory, fields, sample, nbytes = self._memory, self.fields, found.number, found.nbytes
         if memory is None or fields is None:
             return

@@ -91,7 +91,8 @@ class SharedReader(Reader):
 
     @property
     def runs(self) -> bool:
-        """True if the process still runs."""
+        """True if the process still runs. Takes in what it has sent, so it is asked only while nobody has borrowed
+        it."""
         return self.is_open and self._heard() is not None
 
     def say_lost(self) -> None:

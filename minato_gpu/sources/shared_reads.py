@@ -125,7 +125,7 @@ class SharedReads:
         self._clients = [each for each in self._clients if each is not client]
 
     def behind(self) -> bool:
-        """Returns whether less than half of what any one loader wants has arrived."""
+        """Returns whether there is a loader of whose wanted tickets less than half have their bytes."""
         return any(client.service.behind() for client in self._clients)
 
     def may_keep(self, number: int) -> bool:

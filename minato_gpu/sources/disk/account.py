@@ -87,7 +87,8 @@ class Account:
 
     def evict(self, room: int, spare: int, before: float) -> int:
         """Removes copies last used before ``before`` (s), the longest unused first, until ``spare`` of ``room`` bytes
-        are free. All is counted anew, as all of it is looked at. Returns how many were removed."""
+        are free, but no more than 65,536. All is counted anew, as all of it is looked at. Returns how many were
+        removed."""
         evicted = 0
         with self.change() as totals:
             old = ((each.used_at, each) for each in self._count_each(totals) if each.used_at < before)

@@ -27,7 +27,8 @@ class CacheDirectoryError(Exception):
 
 
 def open_directory(path: Path, make: bool) -> OpenFile:
-    """Opens a cache's directory, an absolute ``path``; with ``make``, creates it if need be.
+    """Opens a cache's directory, an absolute ``path``, and takes other users' rights to it away; with ``make``, creates
+    it if need be.
 
     Raises CacheDirectoryError if there is no cache, or copies would not be safe in it.
     """
@@ -39,7 +40,8 @@ def open_directory(path: Path, make: bool) -> OpenFile:
 
 
 def need_room(path: Path, budget: int, held: int) -> None:
-    """Raises CacheDirectoryError if ``budget`` bytes are more than the disk has free and the cache ``held`` already."""
+    """Raises CacheDirectoryError if a ``budget`` is more than the bytes that are free on the disk and those that the
+    cache holds already (``held``) together."""
     disk = os.statvfs(path)
     free = disk.f_bavail * disk.f_frsize
     if budget > free + held:

@@ -45,7 +45,8 @@ class OpenFile:
 
 
 def remote_kind(path: str | os.PathLike[str]) -> str | None:
-    """Returns the network file system that ``path`` is on, such as "NFS"; None for a local one. Raises OSError."""
+    """Returns the network file system that ``path`` is on, such as "NFS"; None for a local one. FUSE counts as one, as
+    what is behind it is not known. Raises OSError."""
     answer = (ctypes.c_long * 32)()  # larger than struct statfs; its first field is the type
     if _LIBC.statfs(os.fsencode(path), ctypes.byref(answer)):
         number = ctypes.get_errno()
@@ -54,7 +55,10 @@ def remote_kind(path: str | os.PathLike[str]) -> str | None:
 
 
 def read_into(fd: int, into: memoryview, offset: int, flags: int = 0) -> int:
-    """Reads from ``offset`` on until ``into`` is full, or the file ends; returns how many bytes. Raises OSError."""
+    """Reads from ``offset`` on until ``into`` is full, or the file ends; returns how many bytes. Raises OSError.
+
+    ``flags``: those of preadv2(2).
+    """
     done = 0
     try:
         while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done, flags)):

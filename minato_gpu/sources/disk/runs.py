@@ -27,7 +27,10 @@ _SINCE = struct.Struct("<d")
 
 
 class CacheRun:
-    """This process's run in a cache directory. The caller holds the lock of its account. Raises OSError."""
+    """This process's run in a cache directory, open as ``root``. Raises OSError.
+
+    The caller holds the lock of the directory's account as it makes or closes the run, or makes a file.
+    """
 
     def __init__(self, root: int) -> None:
         self.name = uuid4().hex
@@ -49,13 +52,14 @@ class CacheRun:
         return self.began if self.has_read else 0.0
 
     def begin_epoch(self) -> None:
-        """Writes down that an epoch begins."""
+        """Writes into the record that an epoch begins: from the second one on, the time at which the run began."""
         self._epochs += 1
         self.has_read = self._epochs > 1
         os.pwrite(self._file.fd, _SINCE.pack(self.uses_since), 0)
 
     def new_file(self, nbytes: int) -> tuple[str, int]:
-        """Makes a file for a copy of so many bytes of disk; returns its name in ``folder``, and its descriptor."""
+        """Makes a file for a copy of so many bytes of disk; returns its name in ``folder``, and its descriptor, which
+        the caller closes."""
         self._files += 1
         name = f"{nbytes}-{self._files}"
         return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.folder.fd)
