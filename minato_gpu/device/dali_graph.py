@@ -80,7 +80,10 @@ class ScheduledRun:
 
 
 class DaliGraph(Segment):
-    """Segment of consecutive DALI fragments as one DALI pipeline; takes up to ``max_batch`` samples at once."""
+    """Segment of consecutive DALI fragments as one DALI pipeline; takes up to ``max_batch`` samples at once.
+
+    ``device``: "cpu" or "cuda:N"; ``threads``: DALI's on the CPU.
+    """
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class Load:
         raise NotImplementedError
 
     def hand_over(self, accelerator: Accelerator) -> Value:
-        """Returns the batch for the current stream. Called once, by the consumer's thread."""
+        """Returns the batch, ready for later work of the current stream. Called once, by the consumer's thread."""
         raise NotImplementedError
 
 

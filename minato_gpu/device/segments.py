@@ -18,7 +18,8 @@ from minato_gpu.samples import Value
 class Segment:
     """Consecutive stages of one kind that run as one.
 
-    ``stages``: their numbers in the pipeline; ``made``: names of the fields that earlier segments make.
+    ``stages``: their numbers in the pipeline; ``made``: names of the fields that earlier segments make; ``device``:
+    "cpu" or "cuda:N".
     """
 
     def __init__(self, pipeline: Pipeline, stages: range, made: frozenset[str], device: str) -> None:

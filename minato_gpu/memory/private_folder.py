@@ -31,7 +31,8 @@ class FolderRefused(OSError):
 
 
 class PrivateFolder:
-    """An open folder of sockets, each named after its process, and of shared files. ``path`` is for people to read."""
+    """An open folder of sockets, named by a process id or a text, and of shared files. ``path`` is for people to
+    read."""
 
     def __init__(self) -> None:
         """Opens the folder, and makes it if there is none. Raises OSError (FolderRefused) if it cannot be used."""
@@ -49,12 +50,14 @@ class PrivateFolder:
             raise
 
     def pids(self) -> list[int]:
-        """Returns the processes that have a socket here, or had one when they were killed."""
+        """Returns the ids after which sockets are named: of processes that have one, or had one when they were
+        killed."""
         names = [path.name for path in Path(self._path_of("")).iterdir()]
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def listen(self, pid: int) -> socket.socket:
-        """Returns a listening socket named after this process.
+        """Returns a listening socket named after this process, whose id is ``pid``; removes one that an ended process
+        of the same id has left.
 
         Raises OSError (EADDRINUSE) if a process of another container has that name.
         """

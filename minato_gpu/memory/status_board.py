@@ -141,8 +141,8 @@ class WorkerStatusBoard:
         return begun if 0 <= begun < 1 << _LIMIT_BITS else None
 
     def nbytes(self, worker: int) -> int:
-        """Returns the bytes, beside rows, that results of the worker's task take so far; counted only where the task
-        has a credit."""
+        """Returns the bytes, beside rows, that results of the worker's task take so far; complete only where the
+        task has a credit."""
         return int(self.words[self.row(worker) + BYTES])
 
     def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:

@@ -204,8 +204,7 @@ class CostModel:
         standard deviation of log(actual / predicted). ``rank_correlation``: Spearman's. Both are None for fewer than
         two pairs, the latter also without spread. ``lane``: None for all lanes together. ``by_cost``: in ``log_sigma``
         each pair weighs as much as its seconds, for lanes that are parts of samples, many of which take next to
-        nothing. If another thread learns for longer than 0.1 s, pending
-        observations are left out.
+        nothing. If another thread learns for longer than 0.1 s, pending observations are left out.
         """
         models = [self._lanes[lane]] if lane is not None else list(self._lanes.values())
         if self._lock.acquire(timeout=_WAIT_S):

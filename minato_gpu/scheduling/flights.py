@@ -75,7 +75,8 @@ class Flight:
         return total
 
     def held(self, offsets: Sequence[int]) -> Held:
-        """Returns for how many samples at these offsets the result of a host read is stored, and of a hand-over."""
+        """Returns of how many samples at these offsets the result of a host read is stored, and of how many that of a
+        hand-over."""
         if not self.reads:
             return NONE
         if len(self.parts) == 1:
@@ -171,8 +172,8 @@ class Flights:
         return None
 
     def postpone(self) -> None:
-        """Schedules further reports of chunks that were not reported although all that run were: they have not
-        begun."""
+        """Schedules another report of each chunk whose report is overdue: all that run have been reported, so these
+        have not begun."""
         while (when := self.next_check()) is not None and when <= self.now:
             self.check_after(self.by_number[self._checks[0][1]], PATIENCE_S)
 

@@ -137,7 +137,8 @@ class Intake:
         """Queues tickets of a place, from ``first`` on, with predicted costs: where there is no device, neighbours as
         runs, else each alone.
 
-        ``between``: the divided plans of each ticket. ``read``: the host read has been done and its result is stored.
+        ``cpu``, ``device``: seconds of each ticket, nan: unknown; None: there is no device lane. ``between``: the
+        divided plans of each. ``read``: the host read has been done and its result is stored.
         """
         if device is None:
             self._add_runs(first, place, cpu)

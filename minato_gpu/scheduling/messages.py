@@ -94,8 +94,8 @@ class Admitted:
     epoch: int
     first: TicketId
     size: int
-    cpu: Sequence[float] | None = None  # predicted seconds of each sample on a CPU slot, nan: unknown; None: all
-    device: Sequence[float] | None = None  # the same on a device slot
+    cpu: Sequence[float] | None = None  # predicted seconds of each sample on a CPU slot; nan: unknown; None: all are
+    device: Sequence[float] | None = None  # the same on a device slot; None: there is no device lane
     last: bool = False  # the epoch's last batch
     batch: int | None = None  # size of the batch of this number after a resume; 0: none; None: the place's
     between: Sequence[Sequence[Plan]] | None = None  # for each sample the plans that begin on the CPU

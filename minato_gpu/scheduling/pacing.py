@@ -54,7 +54,8 @@ class Pace:
         self.cpu_tau = 0.0  # seconds per sample of the CPU lanes alone
 
     def expect(self, cpu: float, device: float | None, samples: int) -> None:
-        """Adds ``samples`` admitted samples with these predicted costs."""
+        """Adds ``samples`` admitted samples that are predicted to cost so many seconds each; ``device``: None without
+        one."""
         self._seen += samples
         self._recent.extend([(cpu, cpu if device is None else device)] * min(samples, _MEMORY))
         self._fresh += samples

@@ -168,10 +168,10 @@ class Router:
         return [lane for lane in self._lanes.values() if lane.home == home and lane.slots > 0]
 
     def steal(self, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
-        """Returns the entry nearest to the threshold that the thief would finish before its own side, and the plan by
-        which a CPU slot hands it over; None if there is none.
+        """Returns the entry nearest to the threshold that the thief would finish before the side on which it waits, and
+        the plan by which a CPU slot hands it over (None: the thief does all of it); None if there is no such entry.
 
-        When its own side would start an entry is estimated from its position among the serials up to ``newest``.
+        When that side would start an entry is estimated from its position among the serials up to ``newest``.
         """
         if thief.is_device:
             return None if self._spares_devices() else self._steal_from(CPU, thief.home, thief, newest)

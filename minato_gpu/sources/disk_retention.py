@@ -48,7 +48,7 @@ class DiskRetention:
             self._decide()
 
     def stays(self, sample: int, epoch: int) -> bool:
-        """Returns whether a copy of a source of this sample, wanted in that epoch, stays on disk after it.
+        """Returns whether a copy of a source of this sample is to stay on disk after it has been used in ``epoch``.
 
         True for all while orders are not followed.
         """

@@ -38,9 +38,10 @@ Ended = tuple[int, float, int, int, BaseException | None]
 class FileReads:
     """Reads files in threads.
 
-    ``ended`` is called in the event loop for every read. ``read`` runs in a thread and returns block and bytes of a
-    source; without it they come from its file. ``keeps`` returns for a read, by its number, whether its bytes may be
-    kept: then they go into a block, else into the page cache, if the file system lets workers find them there.
+    ``ended`` is called in the event loop for every read. ``read`` runs in a thread and returns the block of a source
+    and the number of its bytes, or raises; without it they come from its file. ``keeps`` returns for a read, by its
+    number, whether its bytes may be kept: then they go into a block, else into the page cache, if the file system lets
+    workers find them there.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class FileReads:
         self._read, self._keeps, self._page_cache = read or self._read_file, keeps, PageCache()
 
     def submit(self, number: int, source: Source) -> None:
-        """Queues this source behind those submitted before; ``ended`` is called with ``number`` once it has been
-        read."""
+        """Queues this source behind those submitted before; ``ended`` is called with ``number`` once the
+        read has ended."""
         self._under_way += 1
         cached = not self._keeps(number)
         each = self._together if cached else 1

@@ -98,7 +98,7 @@ class MemoryTier:
     def may_keep(self, item: int, nbytes: int) -> bool:
         """Returns whether an item of this size may stay if it is read now.
 
-        Minio evicts nothing, so there must be room.
+        The policy Minio evicts nothing, so with it there must be room.
         """
         policy = self._policy
         return item != NO_ITEM and (
@@ -174,7 +174,8 @@ class MemoryTier:
         """Offers what was missed at ``now`` and has been read.
 
         Returns whether it stays, and the copies that go, for the caller to free: those that were evicted, and an older
-        copy of the item, which goes even if the new one does not stay.
+        copy of the item, which goes even if the new one does not stay. For NO_ITEM, and for a source that is kept as
+        another item, that is (False, []).
         """
         if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []

@@ -46,9 +46,9 @@ def check_address(address: object, what: str, example: str) -> None:
 
 
 def own_address(addresses: Sequence[str]) -> str:
-    """Returns this host's address among these: the environment's, or the only one that this host can bind.
+    """Returns this host's address among these: that of MINATO_GPU_CACHE_ADDRESS, else the only one that it can bind.
 
-    Raises ValueError if the environment's is none of them, or not just one can be bound.
+    Raises ValueError if the variable's is none of them, or without it not just one can be bound.
     """
     said = os.environ.get(ADDRESS)
     if said is not None:

@@ -71,8 +71,7 @@ def owner_of(name: bytes, hosts: Iterable[str]) -> str | None:
 class PeerPool:
     """A pool that asks other hosts for what they own, and has ``pool`` read everything else.
 
-    ``done`` is called as a ReaderPool calls its own, with
-    ``from_peer=True`` where the bytes came from another host.
+    ``done`` is called as a ReaderPool calls its own, with ``from_peer=True`` where the bytes came from another host.
     """
 
     def __init__(self, pool: ReaderPool, blocks: Blocks, done: Callable[..., None]) -> None:

@@ -101,7 +101,7 @@ class SampleGroup:
 
 class PreparedSamples:
     """The staged samples of all groups, ``budget`` bytes at most, in an arena for them alone. ``later`` calls a
-    function as an event loop's ``call_later`` does; ``now``: the time in seconds."""
+    function as an event loop's ``call_later`` does; ``now`` returns the time in seconds."""
 
     def __init__(
         self,
@@ -355,7 +355,8 @@ class Sharer:
                 self._pass(ticket, place_of(sample.number, sample.block, sample.nbytes, sample.checksum))
 
     def grants(self) -> Iterator[bool]:
-        """Grants samples that nobody has, or is about to have: one whenever it is asked to go on."""
+        """Grants samples that nobody has, or is about to have: one whenever it is asked to go on. Passes on, ungranted,
+        tickets whose samples the loader is to prepare for itself alone."""
         for ticket, sample in [*self._waiting.items()]:
             if sample.owner is None and not sample.is_staged and sample not in self.granted:
                 if self.believed:

@@ -33,7 +33,7 @@ _SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a
 
 
 class RemoteReads:
-    """Reads URLs: by an asynchronous file system for each protocol and options, or, if fsspec's is none, in threads."""
+    """Reads URLs: by an asynchronous file system for each protocol and options; in threads where fsspec has none."""
 
     def __init__(self) -> None:
         self._systems: dict[tuple[Any, ...], Any] = {}

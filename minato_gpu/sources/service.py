@@ -55,7 +55,7 @@ class SourceBytes:
     waiting: list[PendingTicket] = field(default_factory=list)
 
     def take(self, copy: Copy) -> bool:
-        """Takes over the block of a copy in memory. Returns True."""
+        """Takes the bytes from a copy in memory, whose block stays the tier's. Returns True."""
         self.block, self.nbytes, self.stamp = copy.block, copy.nbytes, copy.stamp
         self.done = self.kept = True
         return True
