@@ -19,8 +19,7 @@ from rich.console import Console
 from benchmarks import report as benchmark_report
 from minato_gpu.lab import report
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.console import Column, column, show
-from minato_gpu.lab.numbers import number
+from minato_gpu.lab.console import Column, column, number, show
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu-2-cores"
 WIDTHS = (80, 120, 160)

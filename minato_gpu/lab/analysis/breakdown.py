@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from minato_gpu.lab.analysis.profile import Phase, Profile
+from minato_gpu.lab.analysis.profile import Profile
 from minato_gpu.samples import JSON
 
 Name = Literal["compute", "transfer", "loader", "ranks", "preparation", "fetch"]
@@ -29,7 +29,6 @@ TITLES: dict[str, str] = {
 }
 _TIMES_THE_ERROR = 2.0
 _BLOCKS = 10
-_LOADED = ("warm", "cold")  # phases whose batches the loader makes
 
 
 class EpochPart(NamedTuple):
@@ -72,17 +71,15 @@ class Mean(NamedTuple):
     error: float
 
 
-def mean_of(values: Sequence[float], blocks: int = _BLOCKS, workers: int = 1) -> Mean:
+def mean_of(values: Sequence[float], workers: int = 1) -> Mean:
     """Returns mean and error of times that depend on their neighbours: the error comes from means of blocks of
     neighbours.
 
     Batches come in bursts where several ``workers`` each make one. So a block is of whole rounds of them, if there are
-    two rounds. Without values both are 0; of a single block the error is the mean itself.
+    two rounds. Of a single block the error is the mean itself. Raises ZeroDivisionError without values.
     """
-    if not values:
-        return Mean(0.0, 0.0)
     mean = math.fsum(values) / len(values)
-    size = max(1, len(values) // blocks)
+    size = max(1, len(values) // _BLOCKS)
     if len(values) >= 2 * workers > 0:
         size = -(-size // workers) * workers
     means = [math.fsum(values[at : at + size]) / size for at in range(0, len(values) - size + 1, size)]
@@ -94,13 +91,16 @@ def mean_of(values: Sequence[float], blocks: int = _BLOCKS, workers: int = 1) ->
 
 def broken_down(profile: Profile) -> Breakdown | None:
     """Returns the parts of this rank's epoch; None where not even T1 and T2 were measured."""
-    compute, warm, cold = _phase(profile, "compute", 1), *(_phase(profile, name, profile.workers) for name in _LOADED)
-    if compute is None or warm is None:
+    times = {name: phase.batch_s for name, phase in profile.phases.items() if phase.batch_s}
+    if "compute" not in times or "warm" not in times:
         return None
+    compute, warm = mean_of(times["compute"]), mean_of(times["warm"], profile.workers)
+    cold = mean_of(times["cold"], profile.workers) if "cold" in times else None
     stalls = max(warm.value - compute.value, 0.0)
     transfer = min(profile.transfer_s, stalls)
     loader = min(profile.loader_s, stalls - transfer)
-    ranks = min(_slower_steps(profile, compute.value), stalls - transfer - loader) if profile.ranks > 1 else 0.0
+    slower = max(warm.value - profile.phases["warm"].wait_s - compute.value, 0.0)  # a step, beside the loader
+    ranks = min(slower, stalls - transfer - loader) if profile.ranks > 1 else 0.0
     of_warm = math.hypot(compute.error, warm.error)
     found: list[tuple[Name, float, float]] = [
         ("compute", compute.value, compute.error),
@@ -108,8 +108,12 @@ def broken_down(profile: Profile) -> Breakdown | None:
         ("loader", loader, 0.0),
         ("ranks", ranks, of_warm),
         ("preparation", stalls - transfer - loader - ranks, of_warm),
-        ("fetch", *_fetch(max(warm.value, compute.value), warm.error, cold)),
     ]
+    if cold is None:
+        found.append(("fetch", 0.0, 0.0))
+    else:
+        fetch = max(cold.value - max(warm.value, compute.value), 0.0)
+        found.append(("fetch", fetch, math.hypot(cold.error, warm.error)))
     whole = math.fsum(seconds for _, seconds, _ in found)
     parts: dict[str, EpochPart] = {
         name: EpochPart(
@@ -145,24 +149,3 @@ def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, JSON
         for part in found.parts.values()
         if part.name != "ranks" or profile.ranks > 1
     ]
-
-
-def _fetch(warm_s: float, warm_error: float, cold: Mean | None) -> tuple[float, float]:
-    if cold is None:
-        return 0.0, 0.0
-    return max(cold.value - warm_s, 0.0), math.hypot(cold.error, warm_error)
-
-
-def _phase(profile: Profile, name: str, workers: int) -> Mean | None:
-    phase = profile.phases.get(name)
-    return (
-        Mean(phase.each_s, mean_of(phase.batch_s, workers=workers).error)
-        if phase is not None and phase.batches
-        else None
-    )
-
-
-def _slower_steps(profile: Profile, compute_s: float) -> float:
-    """Seconds of each batch by which steps take longer with the loader than without, waiting for it left out."""
-    warm: Phase = profile.phases["warm"]
-    return max((warm.seconds - warm.wait_s) / warm.batches - compute_s, 0.0)

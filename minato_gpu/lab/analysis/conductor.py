@@ -17,10 +17,15 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, process_time
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+
+from minato_gpu import loader as ours
 from minato_gpu.lab.analysis import files
 from minato_gpu.lab.analysis.findings import Findings
 from minato_gpu.lab.analysis.phases import LEAST, ROUNDS_UNTIL, Replay, TimeBox, device, most_batches, settling
@@ -54,12 +59,12 @@ class Conductor:
     ) -> None:
         """``seconds`` and ``verify_s``: time for the phases, and for trials of other settings."""
         self.subject, self.findings = subject, Findings(subject)
-        self._save, self.lockstep, self._clock = save, lockstep, clock  # ``save`` is called whenever more is known
+        self.save, self.lockstep, self._clock = save, lockstep, clock  # ``save`` is called whenever more is known
         self._agreed = lockstep.agreed
         self._box = TimeBox(seconds, clock())
         self._most = most_batches(subject.length)
         self._warmup = settling(subject.workers, self._most)
-        self._alone = Standalone(subject, self.findings, self._box, clock)
+        self._alone = Standalone(self.findings, self._box, clock)
         self._analysis = self._phases()
         self._ahead: list[Value] = []  # the next batch, if it has been obtained
         self._handed_at: float | None = None  # when the script was given its last batch; None: its step has ended
@@ -104,13 +109,11 @@ class Conductor:
             self.over = True
             raise Over from None
 
-    def script_ended(self, why: str) -> None:
-        """Runs the measurements that need no step, once the script has ended. ``why``: that it has, in words."""
+    def script_ended(self) -> None:
+        """Runs the measurements that need no step, once the script has ended."""
         if self.over:
             return
         self.over = True
-        if self.trials is not None:
-            self.trials.cut_short(why)
         self._analysis.close()
         self._ahead.clear()
         if not self.measured:
@@ -120,11 +123,10 @@ class Conductor:
 
     def _phases(self) -> Generator[Value, None, None]:
         """Yields batches for the script, phase by phase."""
-        yield from self._loaded("sight", "sight")
-        self.findings.seen()
-        self._save()
+        yield from self._loaded("sight")
+        self.save()
         for number in range(_MOST_ROUNDS):
-            yield from self._round(number)
+            yield from self._round()
             # an epoch that is too short for one round to fill the time leaves time for others
             if self._agreed(self._box.passed(self._clock()) * (number + 2) / (number + 1) > ROUNDS_UNTIL):
                 break
@@ -140,22 +142,22 @@ class Conductor:
         if not profile.suffices:
             found.note("Too little is known to predict from (an epoch's length, say): no other setting was tried.")
             return
-        self.trials = Trials(found, profile, self._verify_s, self._save, self._clock)
+        self.trials = Trials(found, profile, self._verify_s, self.save, self._clock)
         yield from self.trials.batches(lambda: self._step_s)
 
-    def _round(self, number: int) -> Iterator[Value]:
+    def _round(self) -> Iterator[Value]:
         """Yields the batches of one round of all phases after ``sight``."""
         yield from self._replayed("compute")
         if device() is not None and not self._replay.was_on_device:
             yield from self._replayed("copied")
-        self._save()
+        self.save()
         self._alone.warmed(_WARM_SHARE)
-        yield from self._loaded("warm", f"warm{number}")
-        self._save()
+        yield from self._loaded("warm")
+        self.save()
         if self._agreed(not self._cool()):
             return
-        yield from self._loaded("cold", f"cold{number}")
-        self._save()
+        yield from self._loaded("cold")
+        self.save()
 
     def _cool(self) -> bool:
         """Asks the kernel to drop the samples' files from the page cache.
@@ -181,7 +183,7 @@ class Conductor:
 
     def _without_script(self) -> None:
         self._alone.run()
-        self._save()
+        self.save()
 
     # --- one phase -----------------------------------------------------------------------------------------
 
@@ -195,28 +197,27 @@ class Conductor:
             meter.add(0.0, self._step_s, self._step_cpu_s)
         meter.drain(self._clock)
 
-    def _loaded(self, name: str, phase: str) -> Iterator[Value]:
-        """Yields batches of a loader like the script's. ``name``: the meter; ``phase``: this round's label."""
+    def _loaded(self, name: str) -> Iterator[Value]:
+        """Yields batches of a loader like the script's. ``name``: of the phase, whose workers note what they see."""
         meter, taken, is_first = self.findings.meters[name], 0, name == "sight"
         meter.begin(self._warmup)
         numbers = self._until(name, self._most if is_first else self.findings.batches_seen)
-        like = partial(self.subject.like, phase, looks=is_first)
+        like = partial(self.subject.like, name, looks=is_first)
         for batch in meter.taken(numbers, like, lambda: self._step_s, self._clock):
             taken += 1
             if is_first:
                 self._replay.record(batch)
             yield batch
             del batch
-        self.findings.noted(name, phase)
+        if name != "cold":  # whose batches are only timed
+            self.findings.noted(name)
         if is_first:
             self.findings.batches_seen = taken
 
     def _until(self, name: str, most: int | None) -> Iterator[int]:
         """Yields numbers of batches, until all ranks agree that the phase has had enough."""
-        begin = self._clock()
-        left_out = frozenset({"copied"}) if device() is None else frozenset()
-        seconds = self._box.seconds_for(name, begin, left_out=left_out)
-        number = 0
+        begin, number = self._clock(), 0
+        seconds = self._box.seconds_for(name, begin)
         while not self._agreed(
             number >= (math.inf if most is None else most) or (number >= LEAST + 1 and self._clock() - begin >= seconds)
         ):
@@ -227,93 +228,77 @@ class Conductor:
 _CHOICE_AFTER = 2  # a loader has given so many batches before it may be chosen
 
 
+@dataclass(eq=False)
+class ScriptLoader:
+    """A loader that the script has iterated."""
+
+    loader: weakref.ref[Any]
+    given: int = 0  # batches that it has given
+
+
 class Loaders:
     """Finds all loaders that the script iterates, and chooses the one to measure."""
 
     def __init__(self, begin: Callable[[Any], Conductor], number: int | None = None) -> None:
         self._begin, self._number = begin, number  # makes the conductor; which loader, from 1 on, if the user says so
-        self._originals: dict[type, Callable[[Any], Iterator[Value]]] = {}
-        self._known: list[tuple[weakref.ref[Any], list[int]]] = []
-        self._starting = False
+        self._known: list[ScriptLoader] = []
         self.conductor: Conductor | None = None
 
     def install(self) -> None:
-        """Replaces ``__iter__`` of the loaders' classes in this process (what it forks inherits that)."""
-        from torch.utils.data import DataLoader
-
-        from minato_gpu import loader as ours
-
+        """Replaces ``__iter__`` of the loaders' classes, for this process's life (what it forks inherits that)."""
         for kind in (DataLoader, ours.DataLoader):
-            self._originals[kind] = kind.__iter__
-            self._replace(kind)
+            kind.__iter__ = self._in_place_of(kind.__iter__)  # type: ignore[method-assign]
 
-    def uninstall(self) -> None:
-        """Gives the loaders' classes their own ``__iter__`` back."""
-        for kind, original in self._originals.items():
-            kind.__iter__ = original  # type: ignore[attr-defined]
-
-    def _replace(self, kind: type) -> None:
-        original = self._originals[kind]
+    def _in_place_of(self, original: Callable[[Any], Iterator[Value]]) -> Callable[[Any], Iterator[Value]]:
+        """Returns the ``__iter__`` that a loader's class gets."""
 
         def iterated(loader: Any) -> Iterator[Value]:
-            return self._iterated(loader, original)
-
-        kind.__iter__ = iterated  # type: ignore[attr-defined]
-
-    def _iterated(self, loader: Any, original: Callable[[Any], Iterator[Value]]) -> Iterator[Value]:
-        conductor = self.conductor
-        if conductor is not None and _stands_for(loader, conductor.subject):
-            return ScriptEpoch(self, loader, iter(()), [0], conductor)
-        if conductor is not None or self._starting:
+            conductor = self.conductor
+            if conductor is None:
+                return ScriptEpoch(self, loader, original(loader), self._known_as(loader))
+            if _stands_for(loader, conductor.subject):
+                return ScriptEpoch(self, loader, iter(()), ScriptLoader(weakref.ref(loader)), conductor)
             return original(loader)
-        return ScriptEpoch(self, loader, original(loader), self._count_of(loader))
 
-    def _count_of(self, loader: Any) -> list[int]:
-        """Returns the counter of batches that this loader has given: a list of one number."""
-        for known, count in self._known:
-            if known() is loader:
-                return count
-        self._known.append((weakref.ref(loader), count := [0]))
-        return count
+        return iterated
 
-    def is_for_training(self, loader: Any, given: int) -> bool:
-        """Returns whether to analyse this loader, which has given ``given`` batches: the one that the user has
-        numbered, else the one for training. False once one has been chosen."""
-        import torch
+    def _known_as(self, loader: Any) -> ScriptLoader:
+        found = next((each for each in self._known if each.loader() is loader), None)
+        if found is None:
+            self._known.append(found := ScriptLoader(weakref.ref(loader)))
+        return found
 
+    def is_for_training(self, known: ScriptLoader) -> bool:
+        """Returns whether to analyse this loader: the one that the user has numbered, else the one for training.
+        False once one has been chosen."""
         if self.conductor is not None:
             return False
         if self._number is not None:
-            return next((known() is loader for known, _ in self._known[self._number - 1 : self._number]), False)
-        return given >= _CHOICE_AFTER and torch.is_grad_enabled()
+            return self._known[self._number - 1 : self._number] == [known]
+        return known.given >= _CHOICE_AFTER and torch.is_grad_enabled()
 
     def choose(self, loader: Any) -> Conductor:
         """Makes the conductor of this loader's analysis."""
-        self._starting = True
-        try:
-            self.conductor = self._begin(loader)
-        finally:
-            self._starting = False
+        self.conductor = self._begin(loader)
+        self.conductor.save()
         return self.conductor
 
     def described(self) -> list[str]:
         """Returns a line on each loader."""
         found = []
-        for number, (known, (count,)) in enumerate(self._known, 1):
-            loader, what = known(), "gone"
+        for number, known in enumerate(self._known, 1):
+            loader, what = known.loader(), "gone"
             if loader is not None:
                 length = "an unknown number of" if (told := length_of(loader)) is None else told
                 what = f"{type(loader).__module__}.{type(loader).__qualname__}, {length} batches an epoch"
             chosen = self.conductor is not None and loader is self.conductor.subject.loader
-            asked = "analysed" if chosen else f"asked for {count} batches"
+            asked = "analysed" if chosen else f"asked for {known.given} batches"
             found.append(f"loader {number} ({what}): {asked}")
         return found
 
 
 def _stands_for(loader: Any, subject: Subject) -> bool:
     """Returns whether this is the loader that is analysed, or one that the script has made for its next epoch."""
-    import torch
-
     return loader is subject.loader or (torch.is_grad_enabled() and subject.is_followed_by(loader))
 
 
@@ -329,10 +314,10 @@ class ScriptEpoch:
         loaders: Loaders,
         loader: Any,
         batches: Iterator[Value],
-        count: list[int],
+        known: ScriptLoader,
         conductor: Conductor | None = None,
     ) -> None:
-        self._loaders, self._loader, self._batches, self._count = loaders, loader, batches, count
+        self._loaders, self._loader, self._batches, self._known = loaders, loader, batches, known
         self._conductor = conductor
         self._length = length_of(loader)
         self._given = 0
@@ -348,11 +333,11 @@ class ScriptEpoch:
 
     def __next__(self) -> Value:
         has_more = self._length is None or self._given < self._length  # the end of an epoch stays what it is
-        if self._conductor is None and has_more and self._loaders.is_for_training(self._loader, self._count[0]):
+        if self._conductor is None and has_more and self._loaders.is_for_training(self._known):
             self._take_over()
         if self._conductor is None:
             batch = next(self._batches)
-            self._count[0] += 1
+            self._known.given += 1
         else:
             self._conductor.asked()
             if not has_more:
@@ -364,6 +349,6 @@ class ScriptEpoch:
 
     def _take_over(self) -> None:
         self._batches = iter(())  # its workers end
-        if getattr(self._loader, "persistent_workers", False) and hasattr(self._loader, "_iterator"):
+        if hasattr(self._loader, "_iterator"):  # of torch's loader with workers that stay
             self._loader._iterator = None
         self._conductor = self._loaders.choose(self._loader)

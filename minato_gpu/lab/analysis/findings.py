@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 
 from minato_gpu.lab.analysis.phases import Meter
-from minato_gpu.lab.analysis.profile import Phase, Profile, Storage, mean
+from minato_gpu.lab.analysis.profile import Profile, Storage, mean
 from minato_gpu.lab.analysis.stopwatch import Collated, Seen
 from minato_gpu.lab.analysis.subject import Subject
 from minato_gpu.samples import JSON
@@ -28,7 +27,7 @@ class Findings:
         self.files: list[str] = []
         self.nbytes = self.requests = 0.0
         self.cold_share: float | None = None  # of the files' bytes, in the page cache though dropped; None: unknown
-        self.levels: list[tuple[float, float]] = []  # bytes a second, and latency
+        self.rate_and_latency: tuple[float, float] | None = None  # of storage: bytes a second, and seconds
         self.scaling: list[tuple[int, float]] = []  # workers, and samples a second
         self.notes: list[str] = []
         self._samples: dict[str, list[Seen]] = {}
@@ -39,29 +38,18 @@ class Findings:
         if sentence not in self.notes:
             self.notes.append(sentence)
 
-    def noted(self, name: str, phase: str) -> None:
-        """Takes in the workers' notes of a phase that has ended."""
-        samples, batches = self.subject.book(phase).read()
-        self._samples.setdefault(name, []).extend(self._in_order(samples))
-        self._batches.setdefault(name, []).extend(batches)
-
-    def seen(self) -> None:
-        """Takes in the files that were found, at the end of the phase in which they were looked for."""
-        samples = self._samples["sight"]
-        self.files = list(dict.fromkeys(path for seen in samples for path in seen.opened.files))
-        self.nbytes = mean(seen.opened.nbytes for seen in samples)
-        self.requests = mean(seen.opened.requests for seen in samples)
+    def noted(self, name: str) -> None:
+        """Takes in the workers' notes of a phase so far; of ``sight``, also the files that were found."""
+        samples, self._batches[name] = self.subject.book(name).read()
+        self._samples[name] = samples
+        if name == "sight":
+            self.files = list(dict.fromkeys(path for seen in samples for path in seen.opened.files))
+            self.nbytes = mean(seen.opened.nbytes for seen in samples)
+            self.requests = mean(seen.opened.requests for seen in samples)
 
     def seconds_of(self, name: str) -> float:
         """Returns a worker's mean seconds for a sample in this phase; 0 where there is none."""
         return mean(seen.seconds for seen in self._samples.get(name, []))
-
-    def _in_order(self, samples: Sequence[Seen]) -> list[Seen]:
-        """Sorts samples by the sampler's order, in place of that in which workers finished them."""
-        place: dict[str, int] = {}
-        for number, key in enumerate(key for batch in self.subject.keys for key in batch):
-            place.setdefault(str(key), number)
-        return sorted(samples, key=lambda seen: place.get(str(seen.key), len(place)))
 
     # --- the profile ---------------------------------------------------------------------------------------
 
@@ -84,7 +72,7 @@ class Findings:
             max_lateness=0 if options is None else options.lateness,
             rank=rank,
             ranks=ranks,
-            cores=_cores(usable_cores(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))),
+            cores=_cores(usable_cores(), ranks),
             prepare_s=tuple(seen.seconds for seen in samples),
             prepare_cpu_share=min(1.0, on_core / whole) if whole else 1.0,
             collate_s=mean(each.seconds for each in batches),
@@ -95,7 +83,7 @@ class Findings:
             storage=self._storage(),
             scaling=tuple(sorted(self.scaling)),
             stages_s=_stages(samples),
-            phases=self._phases(),
+            phases={name: meter.phase() for name, meter in self.meters.items() if meter.steps and name != "copied"},
             worker_kind="thread" if options is not None and options.threads else "process",
             pin_memory=bool(loader.pin_memory),
             step_cpu_share=math.fsum(compute.cpus) / steps if steps else 0.0,
@@ -105,9 +93,6 @@ class Findings:
             slowest=tuple(self._slowest(samples)),
             notes=tuple(self.notes),
         )
-
-    def _phases(self) -> dict[str, Phase]:
-        return {name: meter.phase() for name, meter in self.meters.items() if meter.steps and name != "copied"}
 
     def _transfer_s(self) -> float:
         copied = self.meters["copied"]
@@ -123,9 +108,9 @@ class Findings:
         return max(0.0, warm_s - each * self.subject.batch_size - collate)
 
     def _storage(self) -> Storage | None:
-        if not self.levels or not self.nbytes:
+        if self.rate_and_latency is None:
             return None
-        rate, latency = self.levels[-1]
+        rate, latency = self.rate_and_latency
         at_once = max(1, self.subject.workers)
         return Storage(rate, latency, self.requests or 1.0, self.nbytes, at_once, self.cold_share)
 
@@ -144,8 +129,7 @@ def _named(key: JSON, path: str) -> str:
 
 
 def _cores(usable: int, ranks: int) -> float:
-    """Returns a rank's share of the cores that all ranks of a host may use: part of a core if there are fewer than
-    ranks."""
+    """Returns a rank's share of the cores that all ranks may use: part of a core if there are fewer than ranks."""
     return usable // ranks if usable >= ranks else usable / ranks
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import thread_time
 
@@ -40,12 +39,10 @@ class TimeBox:
         """The share of the time that has passed."""
         return (now - self._begin) / self.seconds
 
-    def seconds_for(self, name: str, now: float, *, left_out: frozenset[str] = frozenset()) -> float:
-        """Returns the seconds of a phase that begins now. ``left_out``: phases after it that there will not be."""
-        names = list(SHARES)
-        after = [each for each in names[names.index(name) :] if each not in left_out]
-        whole = sum(SHARES[each] for each in after)
-        return max(0.0, self._begin + self.seconds - now) * SHARES[name] / whole
+    def seconds_for(self, name: str, now: float) -> float:
+        """Returns the seconds of a phase that begins now."""
+        after = sum(list(SHARES.values())[list(SHARES).index(name) :])
+        return max(0.0, self._begin + self.seconds - now) * SHARES[name] / after
 
 
 def most_batches(length: int | None) -> int | None:
@@ -79,9 +76,13 @@ class Replay:
         if len(self._batches) == _MOST:
             return
         if not self._batches:
-            self._pinned = torch.cuda.is_available() and _any(batch, lambda tensor: tensor.is_pinned())
-            self.was_on_device = _any(batch, lambda tensor: tensor.device.type != "cpu")
+            mapped(batch, self._look_at)
         self._batches.append(_copied(batch))
+
+    def _look_at(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._pinned |= torch.cuda.is_available() and tensor.is_pinned()
+        self.was_on_device |= tensor.device.type != "cpu"
+        return tensor
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -109,29 +110,11 @@ def device() -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if used else None
 
 
-def wait_for_device() -> None:
-    """Waits until the device is done with its work."""
-    where = device()
-    if where is not None:
-        torch.cuda.synchronize(where)
-
-
 def _copied(batch: Value) -> Value:
     try:
         return copy.deepcopy(batch)
     except Exception:
         return batch
-
-
-def _any(batch: Value, test: Callable[[torch.Tensor], bool]) -> bool:
-    found: list[bool] = []
-
-    def look(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(test(tensor))
-        return tensor
-
-    mapped(batch, look)
-    return any(found)
 
 
 class Meter:
@@ -161,10 +144,11 @@ class Meter:
 
     def drain(self, clock: Callable[[], float]) -> None:
         """Waits until the device has finished, and adds that time to the last step."""
-        begin = clock()
-        wait_for_device()
-        if self.steps and device() is not None:
-            self.steps[-1] += clock() - begin
+        if (where := device()) is not None:
+            begin = clock()
+            torch.cuda.synchronize(where)
+            if self.steps:
+                self.steps[-1] += clock() - begin
 
     def taken(
         self,
@@ -195,7 +179,7 @@ class Meter:
     def phase(self) -> Phase:
         """Returns the phase as measured."""
         both = tuple(wait + step for wait, step in zip(self.waits, self.steps, strict=True))
-        return Phase(len(both), math.fsum(both), math.fsum(self.waits), both)
+        return Phase(both, mean(self.waits))
 
     @property
     def cpu_s(self) -> float:

@@ -95,21 +95,17 @@ class SimulatedRank:
         if profile.overlap:
             away = np.concatenate((away, away[-1:]))
         window = max(1, profile.prefetch) * profile.workers * profile.batch_size
+        steps = away.ravel().tolist()
+        read_s, first_read_s = np.zeros(count), 0.0
         if profile.loader == "torch" or not profile.workers:  # without workers, both do the same
-            work, read_s, first_read_s = (
-                self._work(drawn, len(away), seed, self._blocked_s(drawn)),
-                np.zeros(count),
-                0.0,
-            )
-            outcome = simulate_peer(BATCH_IN_ORDER, work, window, 0, away.ravel().tolist())
+            work = self._work(drawn, len(away), seed, self._blocked_s(drawn))
+            outcome = simulate_peer(BATCH_IN_ORDER, work, window, 0, steps)
         else:
-            work, (read_s, first_read_s) = self._work(drawn, len(away), seed, 0.0), self._read_s(count)
-            policy = Policy(
-                window, fixed=profile.in_order, max_lateness=0 if profile.in_order else profile.max_lateness
-            )
-            outcome = VirtualLoader(
-                work, policy, steps=away.ravel().tolist(), ahead=int(profile.overlap), trip_s=TRIP_S
-            ).run()
+            read_s, first_read_s = self._read_s(count)
+            work = self._work(drawn, len(away), seed, 0.0)
+            policy = Policy(window, fixed=profile.in_order, max_lateness=profile.max_lateness)
+            ahead = int(profile.overlap)
+            outcome = VirtualLoader(work, policy, steps, ahead=ahead, trip_s=TRIP_S).run()
         times = outcome.times.reshape(away.shape)[:count]
         seconds = self._seconds(times, away[:count]) + first_read_s * (not profile.overlap)
         seconds = np.maximum(seconds, np.maximum(read_s, self._computed_s(drawn)))
@@ -189,28 +185,20 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts epochs from one profile. Raises ValueError if it does not suffice (see ``Profile.suffices``)."""
+    """Predicts epochs from one profile, which suffices (see ``Profile.suffices``)."""
 
     def __init__(self, profile: Profile) -> None:
-        if not profile.suffices:
-            raise ValueError("the profile has no sample, or no step: there is nothing to predict from")
         self.profile = profile
 
     def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
-        """Predicts the measured rank's epoch in this setting. Raises ValueError where the profile does not know what
-        the setting asks for."""
-        profile = setting.applied(self.profile)
-        cache = setting.cache
-        if cache is not None and (profile.storage is None or profile.loader == "torch"):
-            raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
-        run = SimulatedRank(profile, cache, self.start_s)
+        """Predicts the measured rank's epoch in this setting."""
+        run = SimulatedRank(setting.applied(self.profile), setting.cache, self.start_s)
         slot_s = self._slot_s(run)
         found = [run.simulated(self._draw(run, slot_s, 1 + _STEADY, seed), seed) for seed in range(draws)]
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
-        epoch_s = float(np.median(steady))
         first = float(np.median([each.seconds[0] for each in found]))
-        return Prediction(epoch_s, low, high, first)
+        return Prediction(float(np.median(steady)), low, high, first)
 
     # --- what was measured -------------------------------------------------------------------------------------
 
@@ -271,9 +259,6 @@ def _drawn(rng: np.random.Generator, measured: int, count: int) -> Integers:
 # --- the usual questions ---------------------------------------------------------------------------------------------
 
 
-HERE = "can be run here"
-NOT = "not "  # what a point begins with that was not, or cannot be, run
-ELSEWHERE = f"{NOT}verifiable here"
 T = TypeVar("T", bound=float | str)
 
 
@@ -284,8 +269,12 @@ class Point:
     question: str
     value: float | str  # on the question's axis
     setting: Setting  # the changes that it makes: none to what was measured
-    measured: bool  # the setting is that of the profile
     runs_here: bool  # so that it can be verified
+
+    @property
+    def measured(self) -> bool:
+        """True if the setting is that of the profile."""
+        return self.setting == AS_MEASURED
 
 
 def answer(profile: Profile, tried: Iterable[Trial] = (), *, draws: int = DRAWS) -> list[dict[str, JSON]]:
@@ -311,7 +300,7 @@ def answer(profile: Profile, tried: Iterable[Trial] = (), *, draws: int = DRAWS)
             "first_epoch_s": found.first_epoch_s,
             "times_faster": as_measured.epoch_s / found.epoch_s,
             "measured": "here" if point.measured else None,
-            "verified": HERE if point.runs_here else ELSEWHERE,
+            "verified": "can be run here" if point.runs_here else "not verifiable here",
         }
         if trials and point.runs_here:
             row |= _verified(found, trials.get(point.setting))
@@ -322,7 +311,7 @@ def answer(profile: Profile, tried: Iterable[Trial] = (), *, draws: int = DRAWS)
 def _verified(found: Prediction, trial: Trial | None) -> dict[str, JSON]:
     """Returns the entries of a point's row about its trial; None: it was not tried."""
     if trial is None or trial.epoch_s is None:
-        return {"verified": f"{NOT}tried: {trial.why_not if trial else 'no time was left for it'}"}
+        return {"verified": f"not tried: {trial.why_not if trial else 'no time was left, or the script had ended'}"}
     inside = found.low_s <= trial.epoch_s <= found.high_s
     return {
         "verified": "run here, in its interval" if inside else "run here",
@@ -351,8 +340,8 @@ def _curve(
 
     ``runs_here``: others than the measured one can be verified."""
     for value in values:
-        changes = Setting() if value == own else setting(value)
-        yield Point(question, value, changes, value == own, value == own or runs_here)
+        changes = AS_MEASURED if value == own else setting(value)
+        yield Point(question, value, changes, value == own or runs_here)
 
 
 def _stored(profile: Profile) -> Iterator[Point]:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from minato_gpu.lab.analysis.profile import Profile, mean
-from minato_gpu.lab.numbers import number
+from minato_gpu.lab.console import number
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,8 @@ class Law:
 def fit(workers: Sequence[float], slot_s: Sequence[float]) -> Law:
     """Fits the law to the seconds that a worker took for a sample with so many workers; relative errors count.
 
-    Two counts of workers show no crosstalk, one shows no contention. Raises ValueError without values, or for
-    less than one worker, or seconds that are not positive.
+    Two counts of workers show no crosstalk, one shows no contention.
     """
-    if not len(workers) or min(workers) < 1 or min(slot_s) <= 0:
-        raise ValueError(f"scaling is told by positive workers and seconds, got {workers} and {slot_s}")
     count, seconds = np.array(workers, float), np.array(slot_s, float)
     columns = np.stack([np.ones_like(count), count - 1, count * (count - 1)], axis=1) / seconds[:, None]
     known = min(len({*workers}), 3)
@@ -128,12 +125,6 @@ def advice(profile: Profile, step_s: float) -> Advice:
     return _more_workers(profile, batch_s, step_s)
 
 
-def law_of(profile: Profile) -> Law | None:
-    """Returns how the rate grows with workers; None if that was not measured."""
-    points = [(count, rate) for count, rate in profile.scaling if count > 0 and rate > 0]
-    return fit([count for count, _ in points], [count / rate for count, rate in points]) if points else None
-
-
 def worker_seconds(profile: Profile) -> float:
     """Returns the seconds of one worker for a batch."""
     return max(mean(profile.prepare_s) * profile.batch_size + profile.collate_s, 1e-9)
@@ -154,12 +145,14 @@ def _counted(workers: int) -> str:
 
 
 def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Advice:
-    scaling, has, cores = law_of(profile), profile.workers, profile.cores
+    has, cores = profile.workers, profile.cores
     needed = profile.batch_size / max(step_s, 1e-9)
-    by_cost = _workers_for(batch_s, step_s)
-    counts = range(1, _MOST_WORKERS + 1)
-    found = next((count for count in counts if scaling is not None and scaling.rate(count) >= needed), None)
-    need = max(found if found is not None and found < 4 * by_cost else by_cost, has + 1)
+    need = by_cost = _workers_for(batch_s, step_s)
+    if profile.scaling:
+        law = fit([count for count, _ in profile.scaling], [count / rate for count, rate in profile.scaling])
+        counts = range(1, min(4 * by_cost, _MOST_WORKERS + 1))
+        need = next((count for count in counts if law.rate(count) >= needed), by_cost)
+    need = max(need, has + 1)
     times = needed / _rate(profile, batch_s)
     most = cores / max(profile.prepare_cpu_share, 0.01)  # a worker that waits leaves its core to others
     if need <= most:
@@ -203,8 +196,8 @@ def _uneven(profile: Profile, step_s: float) -> Advice:
 
 
 def _growth(profile: Profile) -> float:
-    points = sorted(profile.scaling)
-    return points[-1][1] / points[0][1] if points and points[0][1] else 0.0
+    """Returns the rate of the most workers that were tried, in terms of that of the fewest."""
+    return profile.scaling[-1][1] / profile.scaling[0][1]
 
 
 def _is_flat(profile: Profile) -> bool:
@@ -212,10 +205,7 @@ def _is_flat(profile: Profile) -> bool:
 
     Processes that are busy have no lock in common: they lack cores, which others may have taken.
     """
-    if profile.worker_kind == "process" and profile.prepare_cpu_share > _MUCH:
+    if not profile.scaling or (profile.worker_kind == "process" and profile.prepare_cpu_share > _MUCH):
         return False
-    points = sorted(profile.scaling)
-    if len(points) < 2 or points[-1][0] < 2 * points[0][0] or profile.cores < 2:
-        return False
-    of_cores = min(points[-1][0], profile.cores) / points[0][0]
+    of_cores = min(profile.scaling[-1][0], profile.cores) / profile.scaling[0][0]
     return of_cores >= 2 and _growth(profile) < _FLAT

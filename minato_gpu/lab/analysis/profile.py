@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
-from minato_gpu.samples import JSON
-
 LoaderKind = Literal["torch", "minato_gpu"]
 
 
@@ -34,20 +32,15 @@ class Storage:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of the analysis: so many batches in so many seconds, of which the consumer waited ``wait_s``.
+    """One phase of the analysis."""
 
-    ``batch_s``: seconds of each batch, its wait and its step; from these comes the noise.
-    """
-
-    batches: int
-    seconds: float
-    wait_s: float
-    batch_s: tuple[float, ...] = ()
+    batch_s: tuple[float, ...]  # seconds of each batch, its wait and its step
+    wait_s: float  # of a batch, on average
 
     @property
     def each_s(self) -> float:
         """Seconds of a batch, on average; 0 where there was none."""
-        return self.seconds / self.batches if self.batches else 0.0
+        return mean(self.batch_s)
 
 
 @dataclass(frozen=True)
@@ -56,10 +49,10 @@ class Profile:
 
     ``samples``: of an epoch. ``prefetch``: batches for each worker. ``cores``: that this rank may use, a part of one
     where ranks outnumber them. ``prepare_s``: seconds of one worker for each sample that was seen while its bytes were
-    in memory, in the sampler's order; ``prepare_cpu_share``: of these, what was computed and not waited. ``collate_s``:
+    in memory; ``prepare_cpu_share``: of these, what was computed and not waited. ``collate_s``:
     of a batch. ``step_s``: of each training step with a batch that was there already, its transfer left out;
     ``transfer_s``: of a batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a
-    batch. ``startup_s``: until the first batch. ``scaling``: (workers, samples a second), as far as it was tried.
+    batch. ``startup_s``: until the first batch. ``scaling``: (workers, samples a second), rising, as it was tried.
     ``stages_s``: mean seconds of a sample in each stage. ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold``
     (T3). ``storage``: None where no read was seen. ``step_cpu_share``: of a step, what it computes on cores that
     workers share (above 1 where several threads do). ``persistent``: workers outlive an epoch; ``overlap``: the next
@@ -109,30 +102,9 @@ class Profile:
         return bool(self.prepare_s and self.step_s) and self.samples > 0
 
 
-def profile_from(data: Mapping[str, JSON]) -> Profile:
-    """Makes a profile of what ``asdict`` gave, perhaps through a file. Raises TypeError or KeyError where it is another
-    thing."""
-    values = with_tuples(dict(data))
-    if values.get("storage") is not None:
-        values["storage"] = Storage(**values["storage"])
-    values["phases"] = {name: Phase(**each) for name, each in values.get("phases", {}).items()}
-    return Profile(**values)
-
-
-def with_tuples(value: JSON) -> JSON:
-    """Returns plain data with tuples, as dataclasses have them, in the place of a file's lists, at any depth."""
-    if isinstance(value, dict):
-        return {name: with_tuples(each) for name, each in value.items()}
-    return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
 def mean(values: Iterable[float]) -> float:
     """Returns the mean; 0 of no values."""
     return fmean(found) if (found := list(values)) else 0.0
-
-
-class CannotTry(Exception):
-    """A setting that cannot be run here, and why."""
 
 
 @dataclass(frozen=True)
@@ -146,19 +118,13 @@ class Setting:
     latency_s: float | None = None
 
     def applied(self, profile: Profile) -> Profile:
-        """Returns the profile of the measured rank in this setting. Raises ValueError where the profile knows nothing
-        of what is to change."""
+        """Returns the profile of the measured rank in this setting; ``storage`` is known where it is to change."""
         found = profile if self.workers is None else replace(profile, workers=self.workers)
         if self.loader is not None and self.loader != profile.loader:
             found = replace(found, loader=self.loader, overlap=False)  # a script would have to tell its epochs
-        storage = found.storage
-        if self.bytes_per_s is None and self.latency_s is None:
-            return found
-        if storage is None:
-            raise ValueError("no read was seen when this profile was measured: what storage gives cannot be changed")
-        rate = storage.bytes_per_s if self.bytes_per_s is None else self.bytes_per_s
-        latency = storage.latency_s if self.latency_s is None else self.latency_s
-        return replace(found, storage=replace(storage, bytes_per_s=rate, latency_s=latency))
+        changes = {"bytes_per_s": self.bytes_per_s, "latency_s": self.latency_s}
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(found, storage=replace(found.storage, **given)) if given and found.storage else found
 
 
 @dataclass(frozen=True)

@@ -21,25 +21,21 @@ from minato_gpu.lab.analysis.files import FOLDER
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank, as torchrun says; alone without it."""
+    """This process's rank, as torchrun says; alone without it. All ranks of the job are on this host."""
 
     rank: int = 0
-    ranks: int = 1  # of the job
-    here: int = 1  # on this host
+    ranks: int = 1
 
     @classmethod
     def of_environment(cls) -> Ranks:
         """Reads RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. Raises ValueError if some ranks are on other hosts."""
         ranks = int(os.environ.get("WORLD_SIZE", 1))
-        rank = int(os.environ.get("RANK", 0))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        if not 0 <= rank < ranks:
-            raise ValueError(f"RANK={rank} is no rank of WORLD_SIZE={ranks}")
         if here != ranks:  # they could not meet in a folder, and would end their phases at different batches
             raise ValueError(
                 f"{ranks - here} of {ranks} ranks are on other hosts; analyze the job with those of one host"
             )
-        return cls(rank, ranks, here)
+        return cls(int(os.environ.get("RANK", 0)), ranks)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -55,7 +51,7 @@ class Ranks:
         at.mkdir(mode=0o700, exist_ok=True)
         if at.is_symlink() or at.stat().st_uid != os.getuid():
             raise PermissionError(f"{at} belongs to somebody else")
-        (at / f"rank-{self.rank}.json").unlink(missing_ok=True)
+        (at / f"rank-{self.rank}").unlink(missing_ok=True)
         try:
             yield at
         finally:
@@ -64,17 +60,14 @@ class Ranks:
 
 
 def _parent() -> str:
-    """The process that has started all ranks, told apart from those that had its id before."""
+    """Returns the process that has started all ranks, and when it began: others had its id before."""
     parent = os.getppid()
-    try:
-        begun = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        begun = "0"
+    begun = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     return f"{parent}_{begun}"
 
 
 _YES, _NO = b"Y", b"N"
-_PATIENCE_S = 60.0  # a rank whose leader has gone decides by itself
+_PATIENCE_S = 60.0
 _NAME = "decisions"
 
 
@@ -82,9 +75,7 @@ class Lockstep:
     """Lets all ranks of a host decide as rank 0 does; alone, it decides by itself."""
 
     def __init__(self, folder: Path, rank: int, ranks: int, clock: Callable[[], float] = monotonic) -> None:
-        self.rank, self.ranks = rank, ranks
-        self.lost = False  # rank 0 has not answered for a minute: this rank decides by itself
-        self._clock = clock
+        self._leads, self._clock = rank == 0, clock
         self._number = 0
         self._file = -1
         if ranks > 1:
@@ -92,19 +83,21 @@ class Lockstep:
             self._file = os.open(folder / _NAME, flags, 0o600)
 
     def agreed(self, mine: bool) -> bool:
-        """Returns rank 0's opinion, or ``mine`` once rank 0 is ``lost``. Every rank has to ask as many times."""
+        """Returns rank 0's opinion: its own is ``mine``. Every rank has to ask as many times.
+
+        Raises TimeoutError if rank 0 has not answered for a minute.
+        """
         number, self._number = self._number, self._number + 1
-        if self._file < 0 or self.lost:
+        if self._file < 0:
             return mine
-        if self.rank == 0:
+        if self._leads:
             os.pwrite(self._file, _YES if mine else _NO, number)
             return mine
         until = self._clock() + _PATIENCE_S
         pause = 1e-4
         while not (told := os.pread(self._file, 1, number)):
             if self._clock() > until:
-                self.lost = True
-                return mine
+                raise TimeoutError("rank 0, which decides when a phase ends, has not answered for a minute")
             sleep(pause)
             pause = min(2 * pause, 1e-2)
         return told == _YES

@@ -1,6 +1,6 @@
 """The script's process: it is started, and ended in time with all that it has started.
 
-That process (``child.py``) gets its order on the command line, and leaves its result as a file of JSON in a folder.
+That process (``child.py``) gets its order on the command line, and leaves its result as a file in a folder.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType
 from typing import Literal
 
-from minato_gpu.lab.analysis.profile import Profile, Setting, Trial, profile_from, with_tuples
-from minato_gpu.lab.report import write_whole
+from minato_gpu.lab.analysis.profile import Profile, Trial
 
 Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
 """The state of an analysis: "starting" until a loader is chosen, then "measuring". At its end "complete", or why it is
@@ -33,11 +31,12 @@ class ScriptOrder:
     """An order to run ``script`` with ``arguments``, and to analyse it for ``seconds``.
 
     ``script``: a path, or a module's name where it ``is_module``. ``loader``: which of its loaders, from 1 on; None:
-    the one for training. ``folder``: where results are left. ``verify_s``: seconds for other settings, after that.
+    the one for training. ``folder``: where results are left, private to this user. ``verify_s``: seconds for other
+    settings, after that.
     """
 
     script: str
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     folder: str
     seconds: float
     is_module: bool = False
@@ -47,13 +46,8 @@ class ScriptOrder:
     verify_s: float = 0.0
 
     def text(self) -> str:
-        """Returns the order as text, for the command line of the process."""
+        """Returns the order as text, for the command line of the process: JSON of its fields."""
         return json.dumps(asdict(self))
-
-    @staticmethod
-    def of(text: str) -> ScriptOrder:
-        """Returns the order that ``text`` wrote."""
-        return ScriptOrder(**with_tuples(json.loads(text)))
 
 
 @dataclass(frozen=True)
@@ -69,19 +63,18 @@ class Result:
 
     def leave(self, folder: Path) -> None:
         """Writes the result, whole or not at all."""
-        write_whole(folder / f"rank-{self.rank}.json", json.dumps(asdict(self)))
+        partial = folder / f"rank-{self.rank}.partial"
+        partial.write_bytes(pickle.dumps(self))
+        partial.replace(folder / f"rank-{self.rank}")
 
 
 def result_of(folder: Path, rank: int) -> Result | None:
     """Reads the result that this rank has left so far; None if it has left none."""
     try:
-        values = with_tuples(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
+        found: Result = pickle.loads((folder / f"rank-{rank}").read_bytes())
     except FileNotFoundError:
         return None
-    profile = values["profile"]
-    values["profile"] = None if profile is None else profile_from(profile)
-    values["tried"] = tuple(Trial(**{**each, "setting": Setting(**each["setting"])}) for each in values["tried"])
-    return Result(**values)
+    return found
 
 
 def in_one_line(error: BaseException) -> str:
@@ -107,7 +100,9 @@ def run(order: ScriptOrder) -> Result:
     standard output goes to standard error, so that the figures stand alone. On Ctrl-C or SIGTERM it is ended, and
     KeyboardInterrupt raised.
     """
-    with _terminated_in_order():
+    # torchrun sends SIGTERM to every rank once another has failed
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
         process = started(order)
         try:
             _wait(process, order)
@@ -118,13 +113,15 @@ def run(order: ScriptOrder) -> Result:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     found = result_of(Path(order.folder), order.rank)
     if found is None:
         return Result("died", order.rank, f"it could not be started (exit code {process.returncode})")
     if found.status in FINAL:
         return found
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-    return Result("died", order.rank, f"it was ended by {how}", found.profile, found.loaders, found.tried)
+    return replace(found, status="died", message=f"it was ended by {how}")
 
 
 def started(order: ScriptOrder) -> subprocess.Popen[bytes]:
@@ -158,24 +155,6 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(_GRACE_S)
-
-
-@contextmanager
-def _terminated_in_order() -> Iterator[None]:
-    """Lets a request to end (torchrun sends one to every rank once another has failed) end the script, too."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, end)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def others(folder: Path, ranks: range) -> list[Result]:

@@ -16,7 +16,6 @@ from minato_gpu.lab.analysis import files
 from minato_gpu.lab.analysis.findings import Findings
 from minato_gpu.lab.analysis.phases import TimeBox
 from minato_gpu.lab.analysis.profile import mean
-from minato_gpu.lab.analysis.subject import Subject
 from minato_gpu.samples import Key, Value
 
 _NO_LONGER = 1.25  # times
@@ -57,8 +56,8 @@ _WORKERS = (1, 8)  # that wait for storage: more than cores, to see how many rea
 class Standalone:
     """Preparation by itself, with different numbers of workers, and storage by itself."""
 
-    def __init__(self, subject: Subject, findings: Findings, box: TimeBox, clock: Callable[[], float]) -> None:
-        self._subject, self._findings, self._box, self._clock = subject, findings, box, clock
+    def __init__(self, findings: Findings, box: TimeBox, clock: Callable[[], float]) -> None:
+        self._subject, self._findings, self._box, self._clock = findings.subject, findings, box, clock
 
     def run(self) -> None:
         """Runs all of these phases, as far as time allows; none if no batch was seen."""
@@ -126,7 +125,7 @@ class Standalone:
         # a stream is shared out to its workers: another one
         counts = (max(1, self._subject.workers),) if self._subject.is_stream else _WORKERS
         if levels := [level for count in counts if (level := self._read_by(count)) is not None]:
-            found.levels.append(rate_and_latency(levels))
+            found.rate_and_latency = rate_and_latency(levels)
         else:
             found.note("Too few samples were seen, or their files could not be dropped, to measure storage.")
 

@@ -53,23 +53,34 @@ class Seen:
 
 
 class Collated(NamedTuple):
-    """The collation of one batch: when it ended, its seconds, those on a core, and its number of samples."""
+    """The collation of one batch: its seconds, and those on a core."""
 
-    at: float
     seconds: float
     cpu_s: float
-    samples: int
 
 
-class _Files(threading.local):
-    """This thread's open files, by folder and phase."""
+class _Own:
+    """A thread's clocks, and its files by folder and phase."""
 
     def __init__(self) -> None:
-        self.process = -1
-        self.open: dict[tuple[str, str], int] = {}
+        self.process = os.getpid()
+        self.files: dict[tuple[str, str], int] = {}
+        self.delay = RunQueueDelay()
+        self.look: Look | None = None
 
 
-_FILES = _Files()
+class _Local(threading.local):
+    own: _Own | None = None
+
+
+_LOCAL = _Local()
+
+
+def _own() -> _Own:
+    """Returns this thread's; a forked process has others than its parent."""
+    if _LOCAL.own is None or _LOCAL.own.process != os.getpid():
+        _LOCAL.own = _Own()
+    return _LOCAL.own
 
 
 @dataclass(frozen=True)
@@ -81,26 +92,20 @@ class NoteBook:
 
     def write(self, kind: str, *values: JSON) -> None:
         """Writes one line, at once."""
-        line = json.dumps([kind, *values]).encode() + b"\n"
-        os.write(self._file(), line)
-
-    def _file(self) -> int:
-        if _FILES.process != os.getpid():  # forked: the descriptors are the parent's
-            _FILES.process, _FILES.open = os.getpid(), {}
-        at = self.folder, self.phase
-        if at not in _FILES.open:
+        files, at = _own().files, (self.folder, self.phase)
+        if at not in files:
             name = f"{self.phase}-{os.getpid()}-{threading.get_native_id()}.jsonl"
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            _FILES.open[at] = os.open(Path(self.folder) / name, flags, 0o600)
-        return _FILES.open[at]
+            files[at] = os.open(Path(self.folder) / name, flags, 0o600)
+        os.write(files[at], json.dumps([kind, *values]).encode() + b"\n")
 
     def read(self) -> tuple[list[Seen], list[Collated]]:
-        """Returns the notes of all threads so far, in the order in which samples were finished."""
+        """Returns the notes of all threads so far."""
         samples: list[Seen] = []
         batches: list[Collated] = []
         for path in Path(self.folder).glob(f"{self.phase}-*.jsonl"):
-            _of_thread(_lines(path), samples, batches)
-        return sorted(samples, key=lambda seen: seen.at), sorted(batches)
+            _of_thread(path.read_bytes(), samples, batches)
+        return samples, batches
 
 
 def plain_key(key: Key) -> JSON:
@@ -113,17 +118,11 @@ def plain_key(key: Key) -> JSON:
         return repr(key)
 
 
-def _lines(path: Path) -> Iterator[list[JSON]]:
-    """Yields all whole lines. The last one is incomplete if its worker was killed."""
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield json.loads(line)
-
-
-def _of_thread(lines: Iterator[list[JSON]], samples: list[Seen], batches: list[Collated]) -> None:
-    """Parses a thread's lines: a stage belongs to the last sample before it."""
+def _of_thread(notes: bytes, samples: list[Seen], batches: list[Collated]) -> None:
+    """Parses a thread's whole lines: a stage belongs to the last sample before it. The last line is incomplete if its
+    worker was killed."""
     last: Seen | None = None
-    for kind, at, *values in lines:
+    for kind, at, *values in map(json.loads, notes[: notes.rfind(b"\n") + 1].splitlines()):
         if kind == "items":
             keys, seconds, cpu_s, (files, nbytes, requests) = values
             each = len(keys) or 1
@@ -135,23 +134,7 @@ def _of_thread(lines: Iterator[list[JSON]], samples: list[Seen], batches: list[C
             last.add(name, seconds, cpu_s, MeasuredReads(tuple(opened[0]), *opened[1:]))
             last.at = at
         elif kind == "collate":
-            batches.append(Collated(at, *values))
-
-
-class _OfThread(threading.local):
-    look: Look | None = None
-    delay: RunQueueDelay | None = None
-    process = -1
-
-
-_OF_THREAD = _OfThread()
-
-
-def _delay() -> RunQueueDelay:
-    """Returns this thread's run-queue delay; a forked process has another than its parent."""
-    if _OF_THREAD.delay is None or _OF_THREAD.process != os.getpid():
-        _OF_THREAD.delay, _OF_THREAD.process, _OF_THREAD.look = RunQueueDelay(), os.getpid(), None
-    return _OF_THREAD.delay
+            batches.append(Collated(*values))
 
 
 class Stopwatch:
@@ -165,8 +148,10 @@ class Stopwatch:
 
         Its seconds are without those in which it waited for a core: how many cores there are is another question.
         """
-        delay = _delay()
-        look = self._look()
+        own = _own()
+        if self.looks and own.look is None:
+            own.look = Look()
+        delay, look = own.delay, own.look if self.looks else None
         waited = delay()  # outside of what is looked at: it reads, too
         if look is not None:
             look.begin()
@@ -190,7 +175,7 @@ class Stopwatch:
 
     def _collated(self, within: Callable[[Value], Value], samples: Value) -> Value:
         value, end, seconds, cpu_s, _ = self.timed(lambda: within(samples))
-        self.book.write("collate", end, seconds, cpu_s, len(samples) if isinstance(samples, list) else 1)
+        self.book.write("collate", end, seconds, cpu_s)
         return value
 
     def staged(self, stage: Stage) -> Stage:
@@ -202,11 +187,6 @@ class Stopwatch:
         written, end, seconds, cpu_s, opened = self.timed(lambda: within(fields, params))
         self.book.write("stage", end, name, seconds, cpu_s, opened)
         return written
-
-    def _look(self) -> Look | None:
-        if self.looks and _OF_THREAD.look is None:
-            _OF_THREAD.look = Look()
-        return _OF_THREAD.look if self.looks else None
 
 
 class _Delegates:

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 from torch.utils.data import Sampler as TorchSampler
 
 from minato_gpu import loader as ours
-from minato_gpu.lab.analysis.profile import CannotTry, LoaderKind, Setting
+from minato_gpu.lab.analysis.profile import LoaderKind
 from minato_gpu.lab.analysis.stopwatch import NoteBook, Stopwatch, watched, watched_pipeline
 from minato_gpu.options.options import Options
 from minato_gpu.samples import Key, Value
@@ -82,41 +82,35 @@ class Subject:
         *,
         looks: bool = False,
         workers: int | None = None,
+        kind: LoaderKind | None = None,
         batches: Sequence[list[Key]] | None = None,
     ) -> DataLoader[Value]:
         """Returns a loader like it, without caches, trace, metrics and workers that stay.
 
         ``phase``: workers note under this name what each sample costs and, with ``looks``, which files it is in; None:
-        they note nothing. ``workers``: another number of them. ``batches``: the keys; None: those of the whole epoch.
+        they note nothing. ``workers``: another number of them. ``kind``: the other loader. ``batches``: the keys; None:
+        those of the whole epoch. Raises ValueError for torch's loader with a pipeline.
         """
+        kind = kind or self.kind
+        if kind == "torch" and kind != self.kind and getattr(self.loader, "pipeline", None) is not None:
+            raise ValueError("torch's loader runs no pipeline")
         watch = None if phase is None else Stopwatch(self.book(phase), looks=looks)
-        given = self._arguments(watch, self.kind)
+        given = self._arguments(watch, kind)
         if workers is not None:
-            given |= _with_workers(given, workers)
+            given["num_workers"] = workers
+            if "max_workers" in given:
+                given["max_workers"] = None
         dataset = self.loader.dataset if watch is None else watched(self.loader.dataset, watch)
-        return self._made(self.kind, dataset, **self._cut(batches), **given)
-
-    def in_setting(self, setting: Setting) -> DataLoader[Value]:
-        """Returns a loader like it, of the setting's kind and workers. Raises CannotTry for torch's with a pipeline."""
-        kind = setting.loader or self.kind
-        if kind == "torch" and getattr(self.loader, "pipeline", None) is not None:
-            raise CannotTry("torch's loader runs no pipeline")
-        given = self._arguments(None, kind if kind == self.kind else "torch")
-        if setting.workers is not None:
-            given |= _with_workers(given, setting.workers)
-        return self._made(kind, self.loader.dataset, **self._cut(None), **given)
-
-    def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:
-        """Makes a loader that is none of the script's."""
         # more workers than cores may be what is to be tried; for good, as restoring is not safe beside other threads
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        made: DataLoader[Value] = _KINDS[kind](dataset, **given)
+        made: DataLoader[Value] = _KINDS[kind](dataset, **self._cut(batches), **given)
         self._own.add(made)
         return made
 
     def _arguments(self, watch: Stopwatch | None, kind: LoaderKind) -> dict[str, Any]:
-        """Returns the arguments of this kind of loader, but for the data set and its order."""
-        if kind == "torch":
+        """Returns the arguments of this kind of loader, but for the data set and its order; for the other kind those
+        that torch's has."""
+        if kind == "torch" or kind != self.kind:
             given = {name: getattr(self.loader, name) for name in _OF_TORCH}
         else:
             names = signature(ours.DataLoader.__init__).parameters
@@ -155,11 +149,3 @@ class Given(TorchSampler[Any]):
 
     def __len__(self) -> int:
         return len(self._keys)
-
-
-def _with_workers(given: dict[str, Any], workers: int) -> dict[str, Any]:
-    """Returns the arguments that another number of workers changes."""
-    changed: dict[str, Any] = {"num_workers": workers}
-    if "max_workers" in given:
-        changed["max_workers"] = None
-    return changed

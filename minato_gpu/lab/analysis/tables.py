@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
@@ -13,8 +14,7 @@ from minato_gpu.lab.analysis.predict import answer
 from minato_gpu.lab.analysis.profile import Profile
 from minato_gpu.lab.analysis.script import Result
 from minato_gpu.lab.analysis.verdict import verdict
-from minato_gpu.lab.console import show
-from minato_gpu.lab.numbers import number
+from minato_gpu.lab.console import number, show
 from minato_gpu.lab.report import write_whole
 from minato_gpu.samples import JSON
 
@@ -151,13 +151,9 @@ def show_results(console: Console, results: Sequence[Result]) -> None:
 
 def _measured(profile: Profile) -> dict[str, JSON]:
     """One rank's figures in a row."""
-    phases, storage = profile.phases, profile.storage
-    rates = {
-        name: profile.batch_size * phases[name].batches / phases[name].seconds
-        for name in ("compute", "warm", "cold")
-        if name in phases and phases[name].seconds > 0
-    }
-    middle = sorted(profile.prepare_s)[len(profile.prepare_s) // 2] * 1e3 if profile.prepare_s else None
+    storage = profile.storage
+    rates = {name: profile.batch_size / phase.each_s for name, phase in profile.phases.items() if phase.each_s > 0}
+    middle = 1e3 * median(profile.prepare_s) if profile.prepare_s else None
     return {
         "rank": profile.rank,
         "workers": profile.workers,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from minato_gpu.lab.analysis import files
 from minato_gpu.lab.analysis.phases import LEAST, Meter, settling
 from minato_gpu.lab.analysis.predict import points
-from minato_gpu.lab.analysis.profile import CannotTry, Setting, Trial
+from minato_gpu.lab.analysis.profile import Setting, Trial
 from minato_gpu.lab.analysis.script import in_one_line
 from minato_gpu.samples import Value
 
@@ -41,13 +41,7 @@ class Trials:
     ) -> None:
         self._findings, self._profile, self._saved, self._clock = findings, profile, saved, clock
         self._until = clock() + seconds
-        self._now: Setting | None = None
         self.found: list[Trial] = []
-
-    def cut_short(self, why: str) -> None:
-        """Notes that the setting under trial could not be measured; ``why``: the script has ended, say."""
-        if self._now is not None:
-            self.found.append(Trial(self._now, why_not=why))
 
     def batches(self, step_s: Callable[[], float]) -> Iterator[Value]:
         """Yields batches for the script. ``step_s``: seconds of its step on the batch before."""
@@ -57,18 +51,18 @@ class Trials:
             begin = self._clock()
             if begin >= self._until:
                 return
-            self._now = setting
             try:
                 epoch_s = yield from self._epoch(setting, begin + (self._until - begin) / (len(ordered) - at), step_s)
                 self.found.append(Trial(setting, epoch_s))
             except Exception as error:  # what its loader raises is its own
-                why = str(error) if isinstance(error, CannotTry) else in_one_line(error)
-                self.found.append(Trial(setting, why_not=why))
-            self._now = None
+                self.found.append(Trial(setting, why_not=in_one_line(error)))
             self._saved()
 
     def _epoch(self, setting: Setting, until: float, step_s: Callable[[], float]) -> Generator[Value, None, float]:
-        """Yields batches in this setting, and returns the seconds of an epoch. Raises CannotTry if it cannot be run."""
+        """Yields batches in this setting, and returns the seconds of an epoch.
+
+        Raises ValueError if it has too few batches, and what its loader raises.
+        """
         profile = setting.applied(self._profile)
         subject = self._findings.subject
         most = len(subject.keys)  # 0 for a stream
@@ -76,13 +70,13 @@ class Trials:
             most = self._findings.batches_seen
         if profile.storage is not None:
             files.drop(self._findings.files)
-        loader = subject.in_setting(setting)
+        loader = subject.like(workers=setting.workers, kind=setting.loader)
         settle, meter = settling(profile.workers, most), Meter()
         numbers = takewhile(lambda number: number < settle + LEAST or self._clock() < until, range(most))
         yield from meter.taken(numbers, lambda: loader, step_s, self._clock)
         times = meter.phase().batch_s
         if len(times) <= settle:
-            raise CannotTry("an epoch has too few batches")
+            raise ValueError("an epoch has too few batches")
         each = fmean(times[settle:])
         if profile.persistent:  # workers are there, and in step
             return each * profile.batches

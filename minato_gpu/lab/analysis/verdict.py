@@ -14,7 +14,7 @@ from typing import NamedTuple
 from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, EpochPart, of_ranks
 from minato_gpu.lab.analysis.preparation import Case, advice
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.numbers import number
+from minato_gpu.lab.console import number
 
 WORTH = 0.05  # of the epoch
 _SLOWER = 1.1  # times the other ranks' step

@@ -95,7 +95,7 @@ def _measured(console: Console, order: ScriptOrder, ranks: Any) -> list[Result] 
     own = process.run(order)
     if ranks.rank != 0:
         return None
-    return [own, *process.others(Path(order.folder), range(1, ranks.here))]
+    return [own, *process.others(Path(order.folder), range(1, ranks.ranks))]
 
 
 def _told(out: CommandOutput, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:

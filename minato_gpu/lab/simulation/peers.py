@@ -29,14 +29,16 @@ _MICRO_BATCH = 16  # samples that share what a device's run costs
 
 
 def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> Outcome:
-    """Returns the outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or
-    that of each batch, all epochs in a row. Without slots and devices, the consumer prepares each batch when it
-    asks."""
-    steps = [period] * work.batches if isinstance(period, (int, float)) else period
+    """Returns the outcome of the named policy; ``period``: see ``Work.steps``. Without slots and devices, the consumer
+    prepares each batch when it asks."""
+    steps = work.steps(period)
     if not work.slots + work.devices:  # the consumer prepares each batch itself
         seconds = np.add.reduceat(work.cpu, work.firsts[:-1])
         return Outcome(np.cumsum(seconds + steps) - steps, np.arange(len(work.cpu)))
-    return _KINDS[policy](work, window, lateness, steps).run()
+    if policy == BY_COMPLETION:
+        return _Samples(work, window, lateness, steps).run()
+    strict = policy == BATCH_IN_ORDER
+    return _Batches(work, window, 0 if strict else lateness, steps, strict).run()
 
 
 @dataclass
@@ -91,10 +93,11 @@ class _PeerLoader:
         raise NotImplementedError
 
 
+@dataclass
 class _Batches(_PeerLoader):
-    """Whole batches on workers, each delivered when it comes; ``strict``: in rotation and in order."""
+    """Whole batches on workers, each delivered when it comes; ``strict``: in rotation, as where they come in order."""
 
-    strict = False
+    strict: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,14 +152,6 @@ class _Batches(_PeerLoader):
         return np.arange(self.work.firsts[batch], self.work.firsts[batch + 1])
 
 
-class _InOrder(_Batches):
-    strict = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.lateness = 0
-
-
 class _Samples(_PeerLoader):
     """Single samples, first come, first served; a batch is what is ready, by completion."""
 
@@ -207,6 +202,3 @@ class _Samples(_PeerLoader):
         del self.ready[:size]
         self.taken += size
         return np.array(batch)
-
-
-_KINDS = {BATCH_IN_ORDER: _InOrder, BATCH_OUT_OF_ORDER: _Batches, BY_COMPLETION: _Samples}

@@ -39,9 +39,9 @@ class FarNode:
 class VirtualLoader:
     """One simulated run; ``run`` returns its outcome.
 
-    ``period``: seconds that the consumer takes for a batch (0: it asks again at once); ``steps``: of each batch, all
-    epochs in a row, instead. ``ahead``: how many epochs after the present one may be admitted before it has ended, 0 or
-    1; None: any number. ``trip_s``: how long a report takes to the scheduler and its answer back. ``far``: lanes of
+    ``period``: seconds that the consumer takes for a batch, or for each of them (see ``Work.steps``); 0: it asks again
+    at once. ``ahead``: how many epochs after the present one may be admitted before it has ended, 0 or 1; None: any
+    number. ``trip_s``: how long a report takes to the scheduler and its answer back. ``far``: lanes of
     other machines, by name.
     """
 
@@ -49,16 +49,15 @@ class VirtualLoader:
         self,
         work: Work,
         policy: Policy,
-        period: float = 0.0,
+        period: float | Sequence[float] = 0.0,
         *,
-        steps: Sequence[float] = (),
         ahead: int | None = None,
         trip_s: float = 0.0,
         far: Mapping[str, FarNode] = MappingProxyType({}),
     ) -> None:
         self.scheduler = Scheduler(policy)
         self._work, self._policy, self._ahead = work, policy, ahead
-        self._steps = list(steps) or [period] * work.batches
+        self._steps = work.steps(period)
         self._trip_s = trip_s
         self._costs = [
             None if costs is None else costs.tolist() for costs in (work.predicted_cpu, work.predicted_device)
@@ -255,7 +254,7 @@ class VirtualLoader:
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
             if period:
-                self._push(self._consumer_ready, _nothing)
+                self._push(self._consumer_ready, lambda: None)  # the step ends: then the consumer asks again
             self._tell(m.Delivered(self._now, order, step_s))
             self._admit()
 
@@ -264,10 +263,6 @@ class VirtualLoader:
         spans = [span for _, batch in self._delivered for span in batch.spans]
         serials = np.concatenate([np.arange(lo, hi) for lo, hi in spans])
         return Outcome(times, serials)
-
-
-def _nothing() -> None:
-    """Stands for the end of a step: then the consumer asks again."""
 
 
 def run_together(loaders: Sequence[VirtualLoader]) -> list[Outcome]:

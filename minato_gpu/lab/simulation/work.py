@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +90,11 @@ class Work:
     @property
     def batches(self) -> int:
         return len(self.sizes)
+
+    def steps(self, period: float | Sequence[float]) -> list[float]:
+        """Returns the seconds that the consumer takes for each batch: ``period``, or one for each, all epochs in a
+        row."""
+        return [period] * self.batches if isinstance(period, (int, float)) else list(period)
 
     def ready_times(self) -> list[float]:
         """Returns the seconds at which each CPU worker is ready for its first chunk."""

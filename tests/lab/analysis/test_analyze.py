@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from minato_gpu.lab.analysis import predict, script, tables
-from minato_gpu.lab.analysis.profile import Phase, profile_from
+from minato_gpu.lab.analysis.profile import Phase
 from minato_gpu.lab.analysis.script import ScriptOrder
 from minato_gpu.lab.cli import main
 from tests.lab.analysis.conftest import a_profile
@@ -49,7 +49,7 @@ def test_a_script_is_analysed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shares = [row["share"] for row in document["rows"] if row["share"] is not None]
     assert sum(shares) == pytest.approx(1.0)
     assert document["verdict"]["sentence"] in " ".join(result.output.split())
-    assert profile_from(document["profiles"][0]).samples == 64
+    assert document["profiles"][0]["samples"] == 64
     assert document["results"] == [
         {"rank": 0, "status": "complete", "message": "", "loaders": document["results"][0]["loaders"]}
     ]
@@ -81,7 +81,7 @@ NASTY = "/data/<script>alert(1)</script>.jpeg"
 def test_the_page_needs_nothing_else_and_quotes_what_is_not_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phase = Phase(4, 4.0, 1.0, (0.5, 1.0, 1.0, 1.5))
+    phase = Phase((0.5, 1.0, 1.0, 1.5), 0.25)
     profile = a_profile(samples=32, phases=dict.fromkeys(("compute", "warm", "cold"), phase), slowest=((0.2, NASTY),))
     monkeypatch.setattr(script, "run", lambda order: script.Result("complete", 0, profile=profile))
     monkeypatch.setattr(tables, "answer", partial(predict.answer, draws=1))

@@ -11,7 +11,7 @@ import pytest
 
 from minato_gpu.lab.analysis.phases import SHARES, TimeBox
 from minato_gpu.lab.analysis.predict import answer, points
-from minato_gpu.lab.analysis.profile import CannotTry, Profile, Setting, Trial
+from minato_gpu.lab.analysis.profile import LoaderKind, Profile, Setting, Trial
 from minato_gpu.lab.analysis.trials import Trials
 from tests.lab.analysis.conftest import a_profile
 
@@ -30,7 +30,8 @@ class Subject:
         self.taken: list[int] = []
         self.refuses: Callable[[Setting], None] = lambda setting: None
 
-    def in_setting(self, setting: Setting) -> Any:
+    def like(self, workers: int | None, kind: LoaderKind | None) -> Any:
+        setting = Setting(kind, workers)
         self.refuses(setting)
         self.made.append(setting)
         subject = self
@@ -99,13 +100,13 @@ def test_what_was_predicted_is_shown_beside_what_was_measured(small: Profile) ->
     assert found[0]["verified"] == "run here, in its interval" and found[0]["deviation"] == 0.0
     assert found[2]["verified"] == "run here" and found[2]["deviation"] == pytest.approx(-0.5)
     assert found[4]["verified"] == "not tried: ValueError: too many" and "measured_s" not in found[4]
-    assert found[8]["verified"] == "not tried: no time was left for it"
+    assert found[8]["verified"] == "not tried: no time was left, or the script had ended"
 
 
 def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) -> None:
     def refuse(setting: Setting) -> None:
         if setting.loader == "torch":
-            raise CannotTry("torch's loader runs no pipeline")
+            raise ValueError("torch's loader runs no pipeline")
         if setting.workers == 4:
             raise ValueError("num_workers is too many\nfor some reason")
 
@@ -114,7 +115,7 @@ def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) ->
     tried, _ = _tried(subject, small)
     whys = {trial.setting: trial.why_not for trial in tried.found if trial.why_not}
     assert whys == {
-        Setting(loader="torch"): "torch's loader runs no pipeline",
+        Setting(loader="torch"): "ValueError: torch's loader runs no pipeline",
         Setting(workers=4): "ValueError: num_workers is too many",
     }
     assert all(bool(trial.epoch_s) != bool(trial.why_not) for trial in tried.found)

@@ -71,7 +71,7 @@ def test_workers_note_samples_files_and_bytes(paths: list[str], book: NoteBook) 
         assert seen.opened.files == (paths[seen.key],)
         assert seen.opened.nbytes == 5000 and seen.opened.requests == 1
         assert seen.seconds >= seen.cpu_s > 0
-    assert [batch.samples for batch in batches] == [2] * 4
+    assert len(batches) == 4 and all(batch.seconds >= batch.cpu_s > 0 for batch in batches)
 
 
 def test_attributes_are_those_of_the_data_set(paths: list[str], book: NoteBook) -> None:
@@ -197,10 +197,11 @@ def test_rate_and_latency_are_told_apart() -> None:
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_whose_leader_has_gone_goes_on(tmp_path: Path) -> None:
+def test_a_rank_whose_leader_has_gone_raises(tmp_path: Path) -> None:
     ticks = count(step=40)
     second = Lockstep(tmp_path, 1, 2, lambda: float(next(ticks)))
-    assert second.agreed(True) and second.lost and not second.agreed(False)
+    with pytest.raises(TimeoutError, match="rank 0, which decides when a phase ends, has not answered"):
+        second.agreed(True)
     second.close()
 
 
@@ -209,14 +210,11 @@ def test_ranks_meet_in_one_private_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     second = Ranks.of_environment()
-    assert second == Ranks(1, 2, 2)
-    with Ranks(0, 2, 2).folder() as first, second.folder() as other:
+    assert second == Ranks(1, 2)
+    with Ranks(0, 2).folder() as first, second.folder() as other:
         assert first == other and first.stat().st_mode & 0o777 == 0o700
         assert first.exists()
     assert not first.exists()
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(ValueError, match="no rank"):
-        Ranks.of_environment()
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="2 of 4 ranks are on other hosts"):
         Ranks.of_environment()

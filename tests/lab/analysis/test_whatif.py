@@ -94,17 +94,3 @@ def test_the_questions_have_the_measured_point_once_and_say_what_cannot_be_run_h
     assert all(row["low_s"] <= row["epoch_s"] <= row["high_s"] and row["times_faster"] > 0 for row in found)
     assert {row["question"] for row in found if row["verified"] == "not verifiable here"} == stored
     assert {row["question"] for row in answer(a_profile(samples=32, storage=None), draws=1)} == {"workers", "loader"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting", "said"),
-    [
-        ({"storage": None}, Setting(latency_s=0.1), "no read was seen"),
-        ({"prepare_s": ()}, AS_MEASURED, "no sample"),
-        ({"step_s": ()}, AS_MEASURED, "no step"),
-        ({}, Setting(loader="torch", cache=0.5), "cache in memory"),
-    ],
-)
-def test_what_the_profile_does_not_know_is_refused(changes: dict[str, Any], setting: Setting, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        _seconds(setting, **changes)
