@@ -7,7 +7,9 @@ exit code 2 (wrong arguments) or 1 (it could not be done); ``--traceback`` shows
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,16 +18,15 @@ from typing import Any
 import click
 
 from minato_gpu.lab.commands.analyze import analyze
-from minato_gpu.lab.commands.cache import cache
-from minato_gpu.lab.commands.common import CommandOutput, imported, shows, writable
-from minato_gpu.lab.commands.lane import lane
-from minato_gpu.lab.commands.top import top
+from minato_gpu.lab.commands.common import CommandOutput, imported, plain_errors, shows, writable
 from minato_gpu.lab.console import show
+from minato_gpu.lab.top import top
 from minato_gpu.samples import JSON
 from minato_gpu.util.messages import from_extra
 
 # Columns of ``simulate`` that a terminal has no room for.
 _ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max"}
+_UNUSED_S = 86400.0  # a copy that was not used for so long is probably of no use
 _CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -39,8 +40,6 @@ def main(context: click.Context, traceback: bool) -> None:
 
 
 main.add_command(analyze)
-main.add_command(cache)
-main.add_command(lane)
 main.add_command(top)
 
 
@@ -73,7 +72,10 @@ def demo(out: CommandOutput, /, **options: Any) -> None:
 
     Leaves summary.json and timeline.png in the --out folder.
     """
-    _need_dali()
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        raise click.ClickException(
+            "the device lane needs NVIDIA DALI, also without a GPU: pip install 'minato-gpu[cuda13]' (or cuda12)"
+        )
     with from_extra("demo"):
         import_module("matplotlib.figure")  # what it ends with: missed now, not after the training
         from minato_gpu.lab.demo.run import run
@@ -157,11 +159,67 @@ def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, only_li
     out.leave_rows({"command": "simulate", "scenarios": asked, "seeds": seeds}, rows)
 
 
-def _need_dali() -> None:
-    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
-        raise click.ClickException(
-            "the device lane needs NVIDIA DALI, also without a GPU: pip install 'minato-gpu[cuda13]' (or cuda12)"
-        )
+@main.command(short_help="Show or empty a cache on disk.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--empty", is_flag=True, help="Delete all copies; runs that use them miss them, and go on.")
+@shows
+def cache(out: CommandOutput, directory: Path, empty: bool) -> None:
+    """Show what the cache in DIR holds, which may be in use.
+
+    unused_bytes are those of copies that no run has used for a day, so they are probably of no use. Between newest_s
+    and oldest_s seconds have passed since the copies were used or written.
+    """
+    row = _emptied(directory) if empty else _looked_at(directory)
+    show(out.console, f"the cache in {directory}", [row])
+    out.leave_rows({"command": "cache", "empty": empty}, [row])
+
+
+def _looked_at(directory: Path) -> dict[str, Any]:
+    from minato_gpu.sources.disk.tier import DiskTier
+
+    with closing(DiskTier(directory, None)) as tier:
+        held = [(entry.length, entry.used_at) for entry in tier.entries()]
+        nbytes = tier.nbytes()
+    now = time.time()
+    return {
+        "entries": len(held),
+        "content_bytes": sum(length for length, _ in held),
+        "disk_bytes": nbytes,
+        "unused_bytes": sum(length for length, at in held if now - at > _UNUSED_S),
+        "oldest_s": max((now - at for _, at in held), default=None),
+        "newest_s": min((now - at for _, at in held), default=None),
+    }
+
+
+def _emptied(directory: Path) -> dict[str, Any]:
+    from minato_gpu.sources.disk.directory import wipe
+    from minato_gpu.sources.disk.tier import DiskTier
+
+    if wipe(directory):
+        return {"entries": 0, "in_use": False}
+    with closing(DiskTier(directory, None)) as tier:
+        freed = tier.remove([entry.key for entry in tier.entries()])
+        return {"entries": 0, "in_use": True, "freed_bytes": freed}
+
+
+@main.command(short_help="Prepare samples here for loaders of other machines.")
+@click.option("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="Where loaders connect; port 0: any.")
+@click.option("--cores", type=click.IntRange(min=0), default=0, help="Workers for each loader; 0: one a core.")
+@click.option("--tied", is_flag=True, help="End when standard input is closed: with whatever has started it.")
+@click.pass_context
+def lane(context: click.Context, listen: str, cores: int, tied: bool) -> None:
+    """Prepare samples here for DataLoader(cluster=minato_gpu.Lanes("host:port")) of other machines.
+
+    Runs until it is ended. Both sides need the same secret in the environment variable MINATO_GPU_TOKEN. Whoever knows
+    it can run code here as you: keep the port in a network that you trust, since nothing is encrypted.
+    """
+    from minato_gpu.lanes.far.agent import serve
+
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit():
+        raise click.BadParameter(f"{listen!r} is no HOST:PORT", param_hint="--listen")
+    with plain_errors(context):
+        serve(host.strip("[]"), int(port), cores, lambda address: click.echo(f"listening on {address}"), tied=tied)
 
 
 def _need_device(name: str) -> None:

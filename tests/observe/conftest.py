@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.lab.top.client import LoaderState
+from minato_gpu.lab.top import LoaderState
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.observe.shared_service import LoaderSnapshot
 from tests.support.programs import Program

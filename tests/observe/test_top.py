@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console, Group
 
+from minato_gpu.lab import top
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.top import view
-from minato_gpu.lab.top.client import JobState
+from minato_gpu.lab.top import JobState
 from tests.observe.conftest import lane, state, training
 from tests.support.programs import Program
 
@@ -98,17 +98,17 @@ STALLS = {cause: {"count": 9, "seconds": 3.3} for cause in ("preparation", "fetc
 
 def test_rates_are_of_the_time_between_two_answers() -> None:
     one = state(10.0, samples=1000, lanes={"cpu": lane(1000, 0.9, 2)})
-    found = view.rates_of(one, state(12.0, samples=1100, lanes={"cpu": lane(1100, 10.0 / 12.0, 2)}))
+    found = top.rates_of(one, state(12.0, samples=1100, lanes={"cpu": lane(1100, 10.0 / 12.0, 2)}))
     assert found["samples", ""] == found["lane_samples", "cpu"] == 50.0
     assert found["lane_busy_seconds", "cpu"] == pytest.approx(1.0)
     for before in (None, state(9.0, epoch=3, samples=900)):  # of the epoch, where no earlier answer is of it
-        assert view.rates_of(before, state(10.0, epoch=4, samples=100, elapsed=4.0))["samples", ""] == 25.0
+        assert top.rates_of(before, state(10.0, epoch=4, samples=100, elapsed=4.0))["samples", ""] == 25.0
 
 
 def _shown(*loaders: Any, rank: str | None = None) -> str:
     out = StringIO()
     job = JobState(4711, "train.py", rank, list(loaders))
-    Console(file=out, width=80).print(Group(*view.job(None, job, 80)))
+    Console(file=out, width=80).print(Group(*top.shown(None, job, 80)))
     return out.getvalue()
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
+from minato_gpu.lab.top import JobState, NoAnswer, ask, ask_all
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.util.threads import OwnThread

@@ -1,1 +1,1 @@
-"""The commands that take more than a few lines, one to a file."""
+"""The parts that all commands share, and the analysis of a script."""
