@@ -85,8 +85,8 @@ class StageParity:
                 return self._fail(f"field {name!r} has {what} {here}, on the CPU {there}")
         if value.size:
             deviation = _deviation(value, reference) / level
-            self.max_deviation = max(self.max_deviation, _no_nan(deviation.max()))
-            self.mean_deviation = max(self.mean_deviation, _no_nan(deviation.mean()))
+            self.max_deviation = max(self.max_deviation, float(deviation.max()))
+            self.mean_deviation = max(self.mean_deviation, float(deviation.mean()))
         return None
 
     def _fail(self, problem: str) -> None:
@@ -116,11 +116,11 @@ def run_check(module_name: str, data_dir: str | None = None, device: str = "cpu"
     implementation or no sample is usable.
     """
     module = importlib.import_module(module_name)
-    if data_dir is not None:
-        return _check_directory(module, data_dir, device)
     with tempfile.TemporaryDirectory(prefix="minato_gpu_check_") as directory:
-        _member(module, "example_data")(directory)
-        return _check_directory(module, directory, device)
+        if data_dir is None:
+            _member(module, "example_data")(directory)
+        data = _member(module, "dataset")(data_dir or directory)
+        return check_data(_pipeline(module, data), data, device)
 
 
 def _member(module: ModuleType, name: str) -> Any:
@@ -128,11 +128,6 @@ def _member(module: ModuleType, name: str) -> Any:
     if not callable(found):
         raise AttributeError(f"{module.__name__} has no function {name}(); see help('minato_gpu.pipelines')")
     return found
-
-
-def _check_directory(module: ModuleType, directory: str, device: str) -> ParityReport:
-    data = _member(module, "dataset")(directory)
-    return check_data(_pipeline(module, data), data, device)
 
 
 def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityReport:
@@ -220,11 +215,6 @@ def _kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _no_nan(value: float) -> float:
-    # max() would silently drop a NaN.
-    return float("inf") if np.isnan(value) else float(value)
-
-
 def _plain(value: Value) -> Value:
     """Returns a NumPy scalar, or an array of shape (), as a Python number."""
     return value.item() if isinstance(value, (np.ndarray, np.generic)) and not value.shape else value
@@ -237,7 +227,7 @@ def _same(value: Value, reference: Value) -> Value:
 
 def _deviation(value: Value, reference: Value) -> Value:
     """Returns the distance of two arrays of one dtype for each element: exactly 0 where they are equal, and nowhere
-    else."""
+    else; infinite where one of them is NaN."""
     kind = reference.dtype.kind
     if kind == "c":
         return np.hypot(_deviation(value.real, reference.real), _deviation(value.imag, reference.imag))
@@ -248,7 +238,7 @@ def _deviation(value: Value, reference: Value) -> Value:
     if kind == "f":
         with np.errstate(invalid="ignore"):  # of infinities
             apart = np.abs(value.astype(np.float64) - reference.astype(np.float64))
-        return np.where(_same(value, reference), 0.0, apart)
+        return np.where(_same(value, reference), 0.0, np.where(np.isnan(apart), np.inf, apart))
     return np.where(_same(value, reference), 0.0, np.inf)
 
 

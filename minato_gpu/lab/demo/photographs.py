@@ -96,7 +96,9 @@ def make(folder: Path, count: int, seed: int) -> dict[str, JSON]:
     interrupted run leaves nothing half made; files that it made there with other settings go. Raises ``DataSetError``
     where ``folder`` holds something else, scikit-image lacks its photographs, or ``count`` is below the 15 classes.
     """
-    settings = _settings(count, seed)
+    if count < len(SOURCES):
+        raise DataSetError(f"the data set needs at least {len(SOURCES)} files, one for each class; got {count}")
+    settings: dict[str, JSON] = {"version": _VERSION, "count": count, "seed": seed, "classes": list(SOURCES)}
     if folder.exists():
         known = _read_manifest(folder)
         if known.items() >= settings.items() and len(list(folder.glob("*/*.jpg"))) == count:
@@ -189,12 +191,6 @@ def _photograph(name: str) -> Pixels:
     except FileNotFoundError:
         raise DataSetError(f"this version of scikit-image lacks the photograph {name}") from None
     return found
-
-
-def _settings(count: int, seed: int) -> dict[str, JSON]:
-    if count < len(SOURCES):
-        raise DataSetError(f"the data set needs at least {len(SOURCES)} files, one for each class; got {count}")
-    return {"version": _VERSION, "count": count, "seed": seed, "classes": list(SOURCES)}
 
 
 def _read_manifest(folder: Path) -> dict[str, JSON]:

@@ -85,7 +85,7 @@ def _panel(axis: Axes, spans: Sequence[Span], batches: Sequence[DeliveredBatch],
     for row, (lane, slot) in enumerate(slots):
         mine = [span for span in spans if (span.lane, span.slot) == (lane, slot)]
         _strip(axis, row, [(begin, end - begin)], _IDLE)
-        _strip(axis, row, [(span.start, span.end - span.start) for span in mine], _BUSY.get(lane, "#888888"))
+        _strip(axis, row, [(span.start, span.end - span.start) for span in mine], _BUSY[lane])
         slow = [(span.start + span.end) / 2 for span in mine if span.slow]
         axis.plot(slow, [row - _ROW_HEIGHT / 2] * len(slow), linestyle="", marker=_SLOW, markersize=4, color=_INK)
         _said(axis, row, f"{_covered(mine) / (end - begin):4.0%} busy")
@@ -125,7 +125,7 @@ def _legend(figure: Figure, lanes: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    colours = {f"{lane} lane": _BUSY.get(lane, "#888888") for lane in lanes}
+    colours = {f"{lane} lane": _BUSY[lane] for lane in lanes}
     colours |= {"idle": _IDLE, "consumer at work": _STEP, "consumer waits": _WAIT}
     entries: list[Patch | Line2D] = [Patch(color=colour, label=label) for label, colour in colours.items()]
     entries.append(Line2D([], [], color=_INK, linestyle="", marker=_SLOW, label="slow sample"))

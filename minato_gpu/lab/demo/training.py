@@ -24,6 +24,8 @@ from minato_gpu.util.threads import usable_cores
 
 LANES: tuple[LaneName, ...] = ("cpu", "device")
 _CHANNELS = (32, 64, 128, 128)
+_CROP = 96  # pixels, of a side
+_LEARNING_RATE = 2e-3
 
 
 class SmallNet(nn.Module):
@@ -47,20 +49,6 @@ class SmallNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.classify(self.features(images).mean(dim=(2, 3)))
         return logits
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """The options of the demonstration."""
-
-    data: Path
-    epochs: int = 2
-    batch_size: int = 32
-    crop_pixels: int = 96
-    workers: int = 2
-    seed: int = 0
-    device: str | None = None  # where batches and the model are; None: the CPU
-    learning_rate: float = 2e-3
 
 
 @dataclass(slots=True)
@@ -91,38 +79,40 @@ class Tally:
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.samples if self.samples else float("nan")
+        return self.loss_sum / self.samples
 
     @property
     def accuracy(self) -> float:
-        return self.correct / self.samples if self.samples else 0.0
+        return self.correct / self.samples
 
 
-def train(settings: TrainingSettings) -> Iterator[tuple[Tally, dict[str, JSON], dict[str, JSON]]]:
-    """Trains for ``settings.epochs`` epochs on the class folders in ``settings.data``.
+def train(
+    data: Path, *, epochs: int, batch_size: int, workers: int, seed: int, device: str | None
+) -> Iterator[tuple[Tally, dict[str, JSON], dict[str, JSON]]]:
+    """Trains on the class folders in ``data``; batches and the model are on ``device`` (None: the CPU).
 
     Yields each epoch's tally, and the loader's statistics and timeline of it. Raises whatever the data set, the
     pipeline or the loader raises.
     """
-    dataset: Value = image_classification.ImageFolder(settings.data)
+    dataset: Value = image_classification.ImageFolder(data)
     with _cores_for_the_lanes():
-        torch.manual_seed(settings.seed)
-        model = SmallNet(len(dataset.classes)).to(settings.device or "cpu")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+        torch.manual_seed(seed)
+        model = SmallNet(len(dataset.classes)).to(device or "cpu")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
         loader = DataLoader(
             dataset,
-            batch_size=settings.batch_size,
+            batch_size=batch_size,
             shuffle=True,
-            num_workers=settings.workers,
+            num_workers=workers,
             persistent_workers=True,
-            generator=torch.Generator().manual_seed(settings.seed),
-            pipeline=image_classification.build(size=settings.crop_pixels),
-            device=settings.device,
+            generator=torch.Generator().manual_seed(seed),
+            pipeline=image_classification.build(size=_CROP),
+            device=device,
             lanes=LANES,
-            epochs=settings.epochs,
+            epochs=epochs,
         )
         counts = torch.bincount(torch.tensor(dataset.labels), minlength=len(dataset.classes))
-        for epoch in range(settings.epochs):
+        for epoch in range(epochs):
             tally = Tally(epoch, counts, torch.zeros_like(counts))
             _train_epoch(model, optimizer, loader, tally)
             yield tally, loader.stats(), loader.timeline()

@@ -35,13 +35,13 @@ Simulate = Callable[[Work, float], Outcome]
 """Simulates a policy on a work, with the seconds that the consumer takes for a batch."""
 
 
-def run(names: Sequence[str] | None = None, seeds: int = 10) -> list[Row]:
-    """One row per scenario, window, lateness, prediction error and policy; ``names`` None means all scenarios.
+def run(names: Sequence[str], seeds: int) -> list[Row]:
+    """Returns a row for each scenario, window, lateness, prediction error and policy.
 
     Raises KeyError for a name that is not in ``SCENARIOS``.
     """
     rows: list[Row] = []
-    for scenario in [SCENARIOS[name] for name in (SCENARIOS if names is None else names)]:
+    for scenario in [SCENARIOS[name] for name in names]:
         for window in scenario.windows:
             for lateness in scenario.latenesses:
                 for error in scenario.errors:
