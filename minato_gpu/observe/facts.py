@@ -23,7 +23,6 @@ class EpochBegan(NamedTuple):
     epoch: int
     at: float
     samples: int | None  # samples that it will have; None where nobody knows
-    lanes: dict[str, int]  # slots of each lane
 
 
 class BatchAsked(NamedTuple):

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from minato_gpu.observe.counters import COUNTERS, GAUGES, Counts, Key, counters, found, summed
+from minato_gpu.observe.counters import GAUGES, METRICS, Counts, Key, counters, found, summed
 from minato_gpu.observe.shared_service import StatsProvider, StatsProviders
 
 _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
@@ -30,26 +30,23 @@ class LoaderCollector(Collector):
 
     def collect(self) -> Iterable[Family]:
         """Returns the metrics that have values, for ``prometheus_client``."""
-        counting = {
-            name: CounterMetricFamily(f"minato_{name}", metric.text, labels=["loader", *metric.labels])
-            for name, metric in COUNTERS.items()
-        }
-        gauging = {
-            name: GaugeMetricFamily(f"minato_{name}", metric.text, labels=["loader", *metric.labels])
-            for name, metric in GAUGES.items()
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
+            name: (GaugeMetricFamily if name in GAUGES else CounterMetricFamily)(
+                f"minato_{name}", metric.text, labels=["loader", *metric.labels]
+            )
+            for name, metric in METRICS.items()
         }
         for loader, provider in self._providers():
             snapshot = provider.snapshot()
             if snapshot is None:
                 continue
-            for (name, which), value in self._rising(
-                provider, summed(snapshot.ended, counters(snapshot.stats))
-            ).items():
-                counting[name].add_metric([loader, which] if COUNTERS[name].labels else [loader], value)
+            counts = self._rising(provider, summed(snapshot.ended, counters(snapshot.stats)))
+            for (name, which), value in counts.items():
+                families[name].add_metric([loader, which] if METRICS[name].labels else [loader], value)
             for name, gauge in GAUGES.items():
                 for labels, value in found({**snapshot.stats, "epoch": snapshot.epoch}, gauge.path):
-                    gauging[name].add_metric([loader, *(_QUANTILES.get(label, label) for label in labels)], value)
-        return [family for family in (*counting.values(), *gauging.values()) if family.samples]
+                    families[name].add_metric([loader, *(_QUANTILES.get(label, label) for label in labels)], value)
+        return [family for family in families.values() if family.samples]
 
     def _rising(self, provider: StatsProvider, counts: Counts) -> Counts:
         with self._lock:

@@ -58,9 +58,7 @@ class Telemetry:
         """Notes that the training loop begins the epoch, parts of which may have been prepared before."""
         self.expected, self.begin = expected, now
         if self.facts.subscribers:
-            self.facts.publish(
-                f.EpochBegan(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()})
-            )
+            self.facts.publish(f.EpochBegan(self._number, now, expected))
 
     def asked(self, now: float) -> None:
         """Notes that the training loop asks for its next batch. Needs no call where there are no subscribers."""
@@ -186,10 +184,10 @@ class Telemetry:
         if self.facts.subscribers:
             for part in wait.parts:
                 self.facts.publish(f.Stalled(self._number, *part))
-        for cause, begin, end in wait.parts:
-            self.stalls.setdefault(cause, [0, 0.0])[1] += end - begin
-        causes = wait.by_cause() if len(wait.parts) > 1 else {wait.parts[0][0]: 0.0}
-        self.stalls[max(causes, key=causes.__getitem__)][0] += 1
+        by_cause = wait.by_cause()
+        for cause, seconds in by_cause.items():
+            self.stalls.setdefault(cause, [0, 0.0])[1] += seconds
+        self.stalls[max(by_cause, key=by_cause.__getitem__)][0] += 1
 
     def stats(self, now: float) -> dict[str, JSON]:
         """Returns the counters as plain data (see ``DataLoader.stats``)."""

@@ -230,10 +230,10 @@ def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
 def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> None:
     found = told(
         tmp_path / "run.json",
-        f.EpochBegan(0, 0.0, 8, {"cpu": 1}),
+        f.EpochBegan(0, 0.0, 8),
         worked(0, 8, 1.0, 2.0),
         delivered(0, 3.0, (0, 4)),
-        f.EpochBegan(1, 4.0, 8, {"cpu": 1}),
+        f.EpochBegan(1, 4.0, 8),
         worked(0, 4, 5.0, 6.0),
         delivered(0, 7.0, (0, 4)),
         f.EpochEnded(1, 8.0),
