@@ -65,12 +65,6 @@ class SimulatedRank:
     start_s: float = 0.0  # until workers are ready, if they are started anew
     steps: bool = True  # whether there are training steps
 
-    def at_once(self, workers: float) -> float:
-        """Returns how many of so many workers work at the same time."""
-        profile = self.profile
-        computed = profile.prepare_cpu_share
-        return min(workers, max(1.0, profile.cores / computed)) if computed else workers
-
     def stretch(self, workers: float) -> float:
         """Returns how much longer a worker takes for a sample, because its core is another worker's at times."""
         return max(1.0, workers * self.profile.prepare_cpu_share / self.profile.cores)
@@ -208,7 +202,7 @@ class Predictor:
         profile, run = self.profile, SimulatedRank(self.profile)
         if not profile.scaling:
             return Law(float(np.mean(profile.prepare_s)) / run.stretch(profile.workers))
-        workers = [run.at_once(count) for count, _ in profile.scaling]
+        workers = [min(count, profile.carried) for count, _ in profile.scaling]
         return fit(workers, [self._measured_slot_s(count, rate) for count, rate in profile.scaling])
 
     def _measured_slot_s(self, workers: int, rate: float) -> float:
@@ -236,7 +230,7 @@ class Predictor:
 
     def _slot_s(self, run: SimulatedRank) -> float:
         """Seconds of a slot for a mean sample, its core being its own."""
-        return self.law.slot_s(run.at_once(max(1, run.profile.workers)))
+        return self.law.slot_s(min(max(1, run.profile.workers), run.profile.carried))
 
     def _draw(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int) -> DrawnCosts:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)

@@ -132,8 +132,7 @@ def worker_seconds(profile: Profile) -> float:
 
 def _rate(profile: Profile, batch_s: float) -> float:
     """Returns the samples a second that the workers make on average, from the costs of all samples, slow ones too."""
-    at_once = min(profile.workers, max(1.0, profile.cores / max(profile.prepare_cpu_share, 0.01)))
-    return at_once * profile.batch_size / batch_s
+    return min(profile.workers, profile.carried) * profile.batch_size / batch_s
 
 
 def _workers_for(batch_s: float, step_s: float) -> int:
@@ -154,19 +153,18 @@ def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Advice:
         need = next((count for count in counts if law.rate(count) >= needed), by_cost)
     need = max(need, has + 1)
     times = needed / _rate(profile, batch_s)
-    most = cores / max(profile.prepare_cpu_share, 0.01)  # a worker that waits leaves its core to others
-    if need <= most:
+    if need <= profile.carried:
         return Advice(
             "too few workers",
             f"Preparation is too slow with {_counted(has)}: num_workers={need} keeps up with the step.",
         )
-    if has >= _FULL * most:
+    if has >= _FULL * profile.carried:
         return Advice(
             "too few cores",
             f"To keep up, preparation needs {need} workers of the speed measured, and there are {cores} cores: prepare "
             f"less for each sample ({times:.1f} times less), keep what is prepared (cache=), or prepare on the GPU.",
         )
-    more = max(has + 1, math.floor(most))
+    more = max(has + 1, math.floor(profile.carried))
     return Advice(
         "too few workers",
         f"Preparation is too slow with {_counted(has)}: num_workers={more}, as many as {cores} cores carry, is up to "

@@ -97,6 +97,11 @@ class Profile:
         return -(-self.samples // self.batch_size)
 
     @property
+    def carried(self) -> float:
+        """Number of workers that the cores carry: one that waits leaves its core to others."""
+        return max(1.0, self.cores / max(self.prepare_cpu_share, 0.01))
+
+    @property
     def suffices(self) -> bool:
         """True where there is a sample, a step and an epoch's length to predict from."""
         return bool(self.prepare_s and self.step_s) and self.samples > 0
