@@ -46,8 +46,8 @@ class SampleRoom:
         return not transfers.budget.has_room(self.sample_bytes * min(count, most))
 
     def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
-        """Reserves memory for up to ``count`` samples, for one at least (for all, if the budget is elastic); returns
-        how many may be made.
+        """Reserves memory for up to ``count`` samples, for one at least (for all, if the budget is elastic); for just
+        one while sizes are unknown and there is a limit. Returns how many may be made.
 
         ``made``: names of the fields that device implementations make.
         """

@@ -50,7 +50,10 @@ class Loans:
         self._given_back: deque[tuple[int, int]] = deque()
 
     def allocate(self, arena: Arena, nbytes: int, owner: int = -1) -> tuple[int, NDArray[np.uint8]]:
-        """Allocates a block of the owner's arena and lends it. Returns its offset and the array that owns it."""
+        """Allocates a block of the owner's arena and lends it. Returns its offset and the array that owns it.
+
+        Raises MemoryError when the arena is full.
+        """
         offset = arena.allocate(nbytes)
         return offset, self.lend(arena.buffer, owner, offset, nbytes)
 

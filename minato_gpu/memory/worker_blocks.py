@@ -30,7 +30,8 @@ def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> to
     """Returns an uninitialised contiguous CPU tensor that leaves a worker process without being copied.
 
     Make a new one for every sample or batch, and do not write to it after it has been returned. Outside a worker
-    process of this loader, and below 64 KiB, it is ``torch.empty``.
+    process of this loader, and below 64 KiB, it is ``torch.empty``. Raises MemoryError if the worker's shared memory is
+    full.
 
     Args:
         shape: its sizes.
@@ -63,7 +64,7 @@ class WorkerBlocks:
         _allocate, _process = self.empty, os.getpid()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
-        """Returns a new block as an array of shape (nbytes,)."""
+        """Returns a new block as an array of shape (nbytes,). Raises MemoryError when the arena is full."""
         with self._lock:
             self._forget_dead()
             offset, array = self._loans.allocate(self.arena, nbytes, self._worker)

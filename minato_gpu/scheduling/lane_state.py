@@ -29,7 +29,7 @@ class LaneState:
 
     A lane of this host sets the scale of its kind: predicted costs are those of its slots. A remote lane has a learned
     ``speed`` relative to that, and a learned ``lease_s`` (round trip). Seconds are the lane's own unless stated to be
-    its kind's, those of a slot of this host.
+    its kind's, those of a slot of this host. ``known``: costs measured in an earlier run (None: none).
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from minato_gpu.scheduling.messages import DEVICE
 class Policy:
     """Limits and rules of the scheduler; fixed for one run. Times are predicted seconds."""
 
-    window: int  # tickets admitted and not delivered
+    window: int  # most tickets that are admitted and not delivered, while the window has not grown
     fixed: bool = True  # batches keep the sampler's composition; else they are composed of what is ready
     max_lateness: int = 0  # batches; 0: the sampler's order
     budget_bytes: int | None = None  # host bytes in flight; None: no limit

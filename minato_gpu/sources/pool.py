@@ -196,7 +196,8 @@ class _Lane:
 
 
 class Concurrency:
-    """Decides how many reads are under way at once. The time is an argument. ``limit``: reads that may be under way.
+    """Decides how many reads are under way at once. The time is an argument. ``limit``: reads that may be under way:
+    ``start`` at first, ``most`` at most.
 
     Little's law says how many must be for a rate and a latency: rate x latency. Neither is known before, and both
     change, so the limit is doubled while that pays: where too little is there, and reads wait although as many are

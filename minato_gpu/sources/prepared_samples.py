@@ -45,7 +45,7 @@ class SharedSample:
     """A sample that tickets want, or that is staged in memory."""
 
     group: SampleGroup
-    number: int
+    number: int  # see ``source.prepared_key``
     wanted: dict[Sharer, list[int]] = field(default_factory=dict)  # tickets of each loader that wants it
     owner: Sharer | None = None  # loader whose workers prepare it for all
     since: float = 0.0  # when it was granted

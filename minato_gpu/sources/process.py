@@ -46,8 +46,8 @@ class ReaderSettings:
     """The settings of a reader process."""
 
     ahead_bytes: int = 256 << 20  # most bytes that are read and not used yet (but for what the next batch misses)
-    memory_bytes: int = 0  # budgets of the tiers in which copies stay; 0: there is none
-    disk_bytes: int = 0
+    memory_bytes: int = 0  # budget of the tier in memory, in which copies stay; 0: there is none
+    disk_bytes: int = 0  # the same on disk
     directory: str = ""  # directory of the tier on disk
     samples: int = 0  # samples of the data set
     workers: int = 1  # workers that prepare them

@@ -45,7 +45,8 @@ class AtHand(threading.local):
         self.prepared: Place | None = None  # a copy of the sample, or that it is asked for one
 
     def put(self, places: Iterable[Place]) -> None:
-        """Sets the places for the next sample, instead of those of the last one."""
+        """Sets the places for the next sample, or for samples that are fetched by one call, instead of the last ones.
+        Kept fields and prepared samples are found only for a sample by itself."""
         self._places = {place[3:]: place[:3] for place in places}
         self.fields = None
         if self.keeps_fields:
@@ -89,7 +90,8 @@ def read_bytes(source: str | os.PathLike[str] | Source) -> NDArray[np.uint8]:
         source: what to read, or the path of a file.
 
     Raises:
-        OSError: a file cannot be read; for a URL what fsspec raises.
+        OSError: a file cannot be read, or a server sends more than the part that is asked for; for a URL also what
+            fsspec raises, whatever its type.
         EOFError: a source ends too early.
     """
     if not isinstance(source, Source):

@@ -39,8 +39,8 @@ class SourceBytes:
     """The bytes of one source while tickets want them: to be read, being read, or in memory."""
 
     key: Key
-    number: int
-    place: int
+    number: int  # number of the read
+    place: int  # place of the first ticket that wants them
     sample: int = -1  # sample of the first ticket that wants them
     epoch: int = 0  # epoch in which that ticket wants them
     item: int = NO_ITEM
