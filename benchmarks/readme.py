@@ -2,7 +2,7 @@
 
 ``FOLDER`` holds what each benchmark left with ``--json``, a document for each table: ``storage.json`` for the table
 ``storage``. ``--session FILE`` names the document of a GPU session, and may be given for several, which each table
-shows one after another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is
+shows one after another. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is
 replaced. ``tables.toml`` says which figures a table shows.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks import gpu_page, report
+from benchmarks import report
 from benchmarks.compare.ratios import ratio, scaling_summary, summary
 from minato_gpu.lab.simulation.comparison import OURS
 
@@ -38,19 +38,27 @@ PAGES: Mapping[str, Sequence[str]] = {
 }
 """Which page shows which tables."""
 
-_COLUMNS = {**dict.fromkeys(WORKLOADS, "compare_every_loader"), **dict.fromkeys(SCALING, "scaling")}
+GPU_PAGE, GPU_TABLES = "benchmarks/MEASUREMENTS.md", ("gpu", "gpu_decoding")
+"""Which page shows which tables of GPU sessions."""
+
+_COLUMNS = {
+    **dict.fromkeys(WORKLOADS, "compare_every_loader"),
+    **dict.fromkeys(SCALING, "scaling"),
+    "more_tails": "tails",
+}
 """Tables that have their columns in common, and under which name in ``tables.toml``."""
 
 
 def recorded(folder: Path, name: str) -> Any:
     """The document that the table ``name`` is made from."""
-    if name in ("paired", "pairs"):
-        path = folder / "paired.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if name == "compare":
-        documents = [json.loads((folder / f"{each}.json").read_text(encoding="utf-8")) for each in WORKLOADS]
+        documents = [_read(folder / f"{each}.json") for each in WORKLOADS]
         return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return _read(folder / f"{'paired' if name == 'pairs' else name}.json")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def markdown(name: str, rows: Sequence[Row]) -> str:
@@ -125,10 +133,76 @@ def _shown(name: str, row: Row) -> bool:
 
 def described(document: Row) -> str:
     """Date, machine and versions in a line."""
-    machine, versions = document["machine"], document["versions"]
-    named = ", ".join(f"{key} {versions[key]}" for key in ("python", "torch", "spdl", "torchdata") if key in versions)
+    machine, named = document["machine"], _named(document, dict.fromkeys(("python", "torch", "spdl", "torchdata")))
     gpus = ", ".join(str(gpu) for gpu in machine["gpus"]) or "no GPU"
     return f"{document['date']}, {machine['cores']} cores of {machine['processor']}, {gpus}; {named}"
+
+
+def _named(document: Row, titles: Mapping[str, str | None]) -> str:
+    """The versions of these packages, under these titles or their own names."""
+    versions = document["versions"]
+    return ", ".join(f"{title or key} {versions[key]}" for key, title in titles.items() if key in versions)
+
+
+# --- GPU sessions -----------------------------------------------------------------------------------------------------
+
+
+_NAMES = {
+    "hybrid": "this loader, both lanes",
+    "device": "this loader, device lane",
+    "cpu": "this loader, CPU lane",
+    "dali_dynamic": "DALI, dynamic mode",
+    "dali": "DALI, pipeline",
+    "dali_cpu": "DALI, CPU operators, pipeline",
+    "torchvision": "PyTorch, torchvision's nvJPEG",
+    "pytorch": "PyTorch, the rest on the GPU",
+    "spdl": "SPDL, the rest on the GPU",
+}
+_VERSIONS = {
+    "python": "Python",
+    "torch": "PyTorch",
+    "nvidia-dali-cuda130": "DALI",
+    "nvidia-nvimgcodec-cu13": "nvImageCodec",
+    "nvidia-nvjpeg": "nvJPEG",
+}
+
+
+def gpu_described(document: Row) -> str:
+    """Date, machine, commit, driver and versions in a line."""
+    machine, settings = document["machine"], document["settings"]
+    gpus = ", ".join(str(gpu) for gpu in machine["gpus"])
+    return (
+        f"{document['date']}, {gpus}, driver {settings['driver']}, {machine['cores']} cores of {machine['processor']}; "
+        f"{_named(document, _VERSIONS)}; commit {settings['commit']}"
+    )
+
+
+def gpu_rows(name: str, document: Row) -> list[dict[str, Any]]:
+    """The table's rows; none where the session has answered nothing that it shows."""
+    rows = document["rows"]
+    if name == "gpu_decoding":
+        return [{**row, "cpu_ms": 1e3 * row["cpu_s_per_sample"]} for row in _measured(rows, "probe").values()]
+    rates, training = _measured(rows, "rates"), _measured(rows, "training")
+    return [
+        _loader(key, rates.get(key, {}), training.get(key, {})) for key in _NAMES if key in rates or key in training
+    ]
+
+
+def _loader(name: str, rate: Row, trained: Row) -> dict[str, Any]:
+    """One loader without steps and with them."""
+    row = {key: rate.get(key) for key in ("samples_per_s", "cores_busy", "jpeg_engine_busy")}
+    row |= {"loader": _NAMES[name], "trained_per_s": trained.get("samples_per_s")}
+    row["runs"] = f"{rate.get('repetitions', '-')}, {trained.get('repetitions', '-')}"
+    for key in ("step", "resident_step"):
+        row[f"{key}_ms"] = None if trained.get(f"{key}_s") is None else 1e3 * trained[f"{key}_s"]
+    return row | {"step_slowdown": trained.get("step_slowdown")}
+
+
+def _measured(rows: Sequence[Row], case: str) -> dict[str, Row]:
+    return {str(row["name"]): row for row in rows if row["case"] == case and "samples_per_s" in row}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @click.command(help=__doc__)
@@ -146,14 +220,12 @@ def main(folder: Path | None, sessions: Sequence[Path], root: Path) -> None:
     if folder is not None:
         _fill(root, PAGES, lambda name: block(name, recorded(folder, name)))
     if sessions:
-        documents = [json.loads(session.read_text(encoding="utf-8")) for session in sessions]
-        _fill(root, gpu_page.PAGES, lambda name: gpu_block(name, documents))
+        documents = [_read(session) for session in sessions]
+        _fill(root, {GPU_PAGE: GPU_TABLES}, lambda name: gpu_block(name, documents))
 
 
-def block(name: str, document: Row | None) -> str:
+def block(name: str, document: Row) -> str:
     """What stands between the marks of a table."""
-    if document is None:
-        return "Not recorded yet."
     if name == "pairs":
         compared = [row for row in document["rows"] if row.get("ratio") is not None]
         open_ones = sum(not _decided(row) for row in compared)
@@ -164,7 +236,7 @@ def block(name: str, document: Row | None) -> str:
 
 def gpu_block(name: str, documents: Sequence[Row]) -> str:
     """What stands between the marks of a table of GPU sessions: those that have anything for it."""
-    shown = [(gpu_page.described(each), rows) for each in documents if (rows := gpu_page.rows_of(name, each))]
+    shown = [(gpu_described(each), rows) for each in documents if (rows := gpu_rows(name, each))]
     return "\n\n".join(f"{head}\n\n{_table(name, rows)}" for head, rows in shown)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import gpu_page
-from benchmarks.readme import PAGES, block, gpu_block, main, recorded
+from benchmarks.readme import GPU_PAGE, GPU_TABLES, PAGES, block, gpu_block, main, recorded
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
@@ -25,12 +24,11 @@ def test_pages_show_the_recorded_results(page: str, name: str) -> None:
     assert f"<!-- {name} -->\n{block(name, document)}\n<!-- /{name} -->" in text
 
 
-@pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in gpu_page.PAGES.items() for name in names])
-def test_pages_show_the_recorded_gpu_sessions(page: str, name: str) -> None:
+@pytest.mark.parametrize("name", GPU_TABLES)
+def test_the_page_shows_the_recorded_gpu_sessions(name: str) -> None:
     documents = [json.loads(session.read_text(encoding="utf-8")) for session in SESSIONS]
-    assert f"<!-- {name} -->\n{gpu_block(name, documents)}\n<!-- /{name} -->" in (ROOT / page).read_text(
-        encoding="utf-8"
-    )
+    text = (ROOT / GPU_PAGE).read_text(encoding="utf-8")
+    assert f"<!-- {name} -->\n{gpu_block(name, documents)}\n<!-- /{name} -->" in text
 
 
 def test_all_recorded_gpu_sessions_are_shown() -> None:
@@ -40,13 +38,13 @@ def test_all_recorded_gpu_sessions_are_shown() -> None:
 
 
 def test_sessions_fill_their_tables_alone(tmp_path: Path) -> None:
-    for page, names in gpu_page.PAGES.items():
-        (tmp_path / page).parent.mkdir(exist_ok=True)
-        (tmp_path / page).write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in names))
+    page = tmp_path / GPU_PAGE
+    page.parent.mkdir()
+    page.write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in GPU_TABLES))
     sessions = [word for session in SESSIONS for word in ("--session", str(session))]
     result = CliRunner().invoke(main, [*sessions, "--root", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    filled = (tmp_path / "benchmarks" / "MEASUREMENTS.md").read_text()
+    filled = page.read_text()
     assert "\nold\n" not in filled and "H200" in filled
     assert filled.count("| this loader, CPU lane | ") == 3, "one for each session that has measured it"
     assert filled.count("| decoded | ") == 1, "the others have not asked"
@@ -56,7 +54,7 @@ def test_every_document_has_a_table() -> None:
     """But those of which the page tells in words."""
     told = {"busy", "busy_step", "chaos"}
     shown = {name for names in PAGES.values() for name in names} - {"pairs", "compare"}
-    assert {path.stem for path in RESULTS.glob("*.json")} | {"paired"} == shown | told
+    assert {path.stem for path in RESULTS.glob("*.json")} == shown | told
 
 
 def test_readme_shows_pairs_that_are_decided() -> None:
