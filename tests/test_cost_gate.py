@@ -2,8 +2,7 @@
 
 Fixed runs on a clock of their own (``tests.support.lockstep``): worker threads whose samples "sleep", batches of 64,
 another order in each epoch; the second is counted. And the scheduler alone, which hears again what it heard in a
-simulated run (``benchmarks.scheduler_cost``). Every figure is the same in every run; a change that makes one smaller
-lowers its limit.
+simulated run. Every figure is the same in every run; a change that makes one smaller lowers its limit.
 """
 
 from __future__ import annotations
@@ -15,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import scheduler_cost
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
 from minato_gpu import DataLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
+from minato_gpu.lab.simulation.work import Work
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.support.calls import calls_of
 from tests.support.lockstep import CONSUMER, PUMP, WORKERS, Counts, Lockstep
@@ -49,11 +51,6 @@ LIMITS: dict[tuple[Cell, str], Cost] = {  # today's figures and some three hundr
     (Cell(2, 0.005, "half", 0.5), "in order"): Cost(3.7, 6.6, 0.0003, 0.0031, 0.0075),
 }
 """At most so much, of a cell by the order of its batches. Other kinds of work are for ``benchmarks.scaling``."""
-
-SCHEDULER_LIMITS: dict[scheduler_cost.Case, float] = dict(
-    zip(scheduler_cost.CASES, (54.6, 78.9, 81.7, 2.07, 2.19), strict=True)
-)
-"""Python calls of the scheduler for each sample, at most."""
 
 _BATCHES = 80
 _WINDOW = 256
@@ -152,25 +149,62 @@ def test_a_run_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert costs[0] == costs[1] and costs[0].training > 0
 
 
-def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
-    """Python calls for each sample."""
-    policy = case.policy(_WINDOW)
-    events = scheduler_cost.record(case, _WINDOW, samples)
+def _trivial() -> Work:
+    """Samples of 2 us, which travel in chunks."""
+    cost = np.full(16_384, 2e-6)
+    return Work(cost, cost, BATCH_SIZE, (len(cost),), slots=2)
+
+
+def _costly(devices: int) -> Work:
+    """Samples of 4 ms on the mean, log-normal, which are decided on one by one."""
+    rng, samples = np.random.default_rng(1), 2048
+    x = rng.lognormal(-0.5, 1.0, samples)  # mean 1
+    cpu, error = 4e-3 * x, rng.lognormal(0.0, 0.3, (2, samples))
+    if not devices:
+        return Work(cpu, cpu * error[0], BATCH_SIZE, (samples,), slots=14)
+    device = (0.5e-3 + 0.5e-3 * x) * rng.lognormal(0.0, 0.3, samples)
+    known = {"predicted_cpu": cpu * error[0], "predicted_device": device * error[1]}
+    return Work(cpu, batch=BATCH_SIZE, epoch_samples=(samples,), slots=14, device=device, devices=devices, **known)
+
+
+class _Recorder(Scheduler):
+    """A scheduler that remembers what it heard."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.heard: list[m.Event] = []
+
+    def handle(self, event: m.Event) -> list[m.Instruction]:
+        self.heard.append(event)
+        return super().handle(event)
+
+
+@pytest.mark.parametrize(
+    ("work", "max_lateness", "limit"),
+    [
+        pytest.param(_costly(0), 0, 54.6, id="costly, CPU, 0 late"),
+        pytest.param(_costly(1), 0, 78.9, id="costly, CPU and device, 0 late"),
+        pytest.param(_costly(1), 8, 81.7, id="costly, CPU and device, 8 late"),
+        pytest.param(_trivial(), 0, 2.07, id="trivial, CPU, 0 late"),
+        pytest.param(_trivial(), 8, 2.19, id="trivial, CPU, 8 late"),
+    ],
+)
+def test_what_a_decision_costs(work: Work, max_lateness: int, limit: float) -> None:
+    """At most so many Python calls of the scheduler for each sample."""
+    policy = Policy(window=_WINDOW, fixed=max_lateness == 0, max_lateness=max_lateness)
+    virtual = VirtualLoader(work, policy)
+    virtual.scheduler = recorder = _Recorder(policy)
+    virtual.run()
     scheduler = Scheduler(policy)
 
     def hear_again() -> None:
-        for event in events:
+        for event in recorder.heard:
             scheduler.handle(event)
             _ = scheduler.room
             scheduler.wake_at()
 
-    return calls_of(hear_again) / samples
-
-
-@pytest.mark.parametrize("case", SCHEDULER_LIMITS, ids=lambda case: f"{case.name}, {case.max_lateness} late")
-def test_what_a_decision_costs(case: scheduler_cost.Case) -> None:
-    found = scheduler_calls(case, 2048 if case.kind == "costly" else 16_384)
-    assert found <= SCHEDULER_LIMITS[case], f"{found:.4g} calls"
+    found = calls_of(hear_again) / len(work.cpu)
+    assert found <= limit, f"{found:.4g} calls"
 
 
 @pytest.mark.parametrize(("batch_size", "limit"), [(1, 28), (64, 91)])
