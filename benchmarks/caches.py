@@ -18,94 +18,70 @@ one shard. Each repetition has other orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import click
 import numpy as np
 
 from benchmarks import report
-from benchmarks.cache_replay import (
-    MISLED,
-    ON_DISK,
-    POLICIES,
-    Draws,
-    Shuffles,
-    middle,
-    most_hits,
-    replay,
-)
+from benchmarks.cache_replay import MISLED, ON_DISK, POLICIES, Draws, Shuffles, middle, most_hits, replay
 from minato_gpu.caching.choice import bound, look_ahead, reach
 
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
 _EPOCHS = 48
-_PARTS = ("equal", "drawn")
-_SHOWN = ("shards", "cache_share", "policy", "look_ahead", "hit_rate", "belady", "of_belady", "bound")
 
 
-@report.benchmark("caches", 3, shown=_SHOWN, epochs=_EPOCHS)
+@report.benchmark("caches", 3, epochs=_EPOCHS)
 @click.option("--keys", type=click.IntRange(min=8), default=16_000, show_default=True, help="Of the simulated set.")
-@click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this; repeatable.")
-def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+@click.option("--part", type=click.Choice(["equal", "drawn"]), help="Only this.")
+def main(quick: bool, repetitions: int, keys: int, part: str | None) -> Iterator[dict[str, Any]]:
     keys = 400 if quick else keys
-    made: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "equal": lambda: equal_rows(keys, _EPOCHS, repetitions),
-        "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
-    }
-    for part in _PARTS:
-        if part in (parts or _PARTS):
-            yield from made[part]()
+    if part != "drawn":
+        yield from equal_rows(keys, repetitions)
+    if part != "equal":
+        yield from drawn_rows(keys, repetitions)
 
 
-def equal_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
+def equal_rows(keys: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """Hit rates of each policy, beside the best one."""
-    for shards, share in _cells():
+    for shards, share in product(_SHARDS, _SHARES):
         orders = [Shuffles(keys, shards, seed) for seed in range(repetitions)]
-        for row in _rates("simulated, equal items", orders, share, epochs, (*POLICIES, ON_DISK)):
+        for row in _rates("simulated, equal items", orders, share, (*POLICIES, ON_DISK)):
             yield row | {"bound": bound(shards, share)}
 
 
-def drawn_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
-    """The same where keys come twice in an epoch."""
-    for sigma in _SIGMAS:
-        report.progress(f"drawn with replacement, sigma {sigma:g}")
-        for share in _SHARES:
-            orders = [Draws(keys, sigma, seed) for seed in range(repetitions)]
-            case = f"simulated, drawn with replacement, sigma {sigma:g}"
-            yield from _rates(case, orders, share, epochs, (*POLICIES, MISLED))
+def drawn_rows(keys: int, repetitions: int) -> Iterator[dict[str, Any]]:
+    """Hit rates where keys come twice in an epoch."""
+    for sigma, share in product(_SIGMAS, _SHARES):
+        orders = [Draws(keys, sigma, seed) for seed in range(repetitions)]
+        yield from _rates(f"simulated, drawn with replacement, sigma {sigma:g}", orders, share, (*POLICIES, MISLED))
 
 
 def _rates(
-    case: str, repeated: Sequence[Shuffles | Draws], share: float, epochs: int, policies: Sequence[str]
+    case: str, repeated: Sequence[Shuffles | Draws], share: float, policies: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    half, best = middle(epochs), []
+    shards, once = repeated[0].shards, not isinstance(repeated[0], Draws)
+    report.progress(f"{case}, {shards} shards, {share:.0%} cached")
+    half, best = middle(_EPOCHS), []
     rates: dict[str, list[float]] = {policy: [] for policy in policies}
     for orders in repeated:
         accesses = len(orders.order(0)) * len(half)
-        counts = most_hits([orders.order(epoch) for epoch in range(epochs)], int(share * orders.keys))
+        counts = most_hits([orders.order(epoch) for epoch in range(_EPOCHS)], int(share * orders.keys))
         best.append(sum(counts[epoch] for epoch in half) / accesses)
         for policy in policies:
-            hits = replay(policy, orders, share, epochs)
+            hits = replay(policy, orders, share, _EPOCHS)
             rates[policy].append(sum(len(hits[epoch]) for epoch in half) / accesses)
     for policy, found in rates.items():
-        row = _row(case, repeated[0].shards, share, policy, once=not isinstance(repeated[0], Draws))
-        row |= report.summarise("hit_rate", found) | {"belady": report.median(best)}
+        ahead: float | None = look_ahead(shards, share, once=once) if policy in ("next-use", MISLED) else None
+        if policy == ON_DISK:
+            ahead = reach(shards, share)
+        row: dict[str, Any] = {"case": case, "shards": shards, "cache_share": share, "policy": policy}
+        row |= {"look_ahead": ahead, "belady": report.median(best), **report.summarise("hit_rate", found)}
         yield row | report.summarise("of_belady", np.divide(found, best).tolist())
-
-
-def _cells() -> Iterator[tuple[int, float]]:
-    for shards in _SHARDS:
-        report.progress(f"{shards} shards")
-        yield from ((shards, share) for share in _SHARES)
-
-
-def _row(case: str, shards: int, share: float, policy: str, *, once: bool = True) -> dict[str, Any]:
-    ahead: float | None = look_ahead(shards, share, once=once) if policy in ("next-use", MISLED) else None
-    if policy == ON_DISK:
-        ahead = reach(shards, share)
-    return {"case": case, "shards": shards, "cache_share": share, "policy": policy, "look_ahead": ahead}
 
 
 if __name__ == "__main__":

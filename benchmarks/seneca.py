@@ -93,11 +93,7 @@ def epoch_s(machine: Machine, shares: Shares, samples: int) -> float:
 @report.benchmark("seneca", 1)
 def main(quick: bool, repetitions: int) -> Iterator[dict[str, Any]]:
     del repetitions  # nothing is random
-    yield from rows(_QUICK if quick else _SAMPLES)
-
-
-def rows(simulated: int) -> Iterator[dict[str, Any]]:
-    """A row for each machine and data set, from so many samples."""
+    simulated = _QUICK if quick else _SAMPLES
     for machine in MACHINES:
         for (name, nbytes), paper in zip(_SETS.items(), (*machine.paper, "100-0-0"), strict=True):
             report.progress(f"{machine.name}, {name}")
