@@ -23,7 +23,6 @@ long, which counts in the bound. A consumer that stops does so for 5 s, with a b
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import secrets
 import signal
@@ -38,9 +37,9 @@ import psutil
 from torch.utils.data import get_worker_info
 
 from benchmarks import report
-from benchmarks.isolate import isolated, tree_cpu_s
+from benchmarks.isolate import FORK, isolated, tree_cpu_s
 from benchmarks.proxy import Proxy
-from benchmarks.turns import cases_called, measured_rows, ratio_columns
+from benchmarks.turns import measured_rows, ratio_columns, select
 from benchmarks.work import Slept
 from minato_gpu import DataLoader, Lanes
 from minato_gpu.lanes.far.agent import serve
@@ -50,7 +49,6 @@ BATCH, SLEEP_S = 16, 10e-3
 _MANY = 1 << 20  # samples: no run comes to the end
 _EPOCH = 2000  # samples of a run that does
 _BUDGET = 32 << 20
-_FORK = multiprocessing.get_context("fork")
 
 
 class Way(NamedTuple):
@@ -121,8 +119,8 @@ class _Far(Slept):
 def _agent(cores: int) -> Iterator[tuple[str, Any]]:
     """An agent's address, and its process."""
     os.environ.setdefault(TOKEN, secrets.token_hex(16))
-    here, there = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=serve, args=("127.0.0.1", 0, cores, there.send))
+    here, there = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=serve, args=("127.0.0.1", 0, cores, there.send))
     process.start()
     try:
         yield here.recv(), process
@@ -218,17 +216,17 @@ def epoch(case: Case, way: Way, _: float) -> Epoch:
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=6.0, show_default=True, help="For each run.")
 def main(quick: bool, repetitions: int, names: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
     seconds = 1.0 if quick else seconds
-    for case in cases_called(CASES, names):
+    for case in select("case", CASES, names):
         if case.of_ray and find_spec("ray") is None:
             report.progress(f"{case.name}: left out, since Ray is not installed")
-            click.get_current_context().meta.setdefault(report.NOT_INSTALLED, []).append("ray")
+            report.note_absent(["ray"])
             continue
 
         def measure(way: Way, case: Case = case) -> Run | Epoch:
             kind: Callable[[Case, Way, float], Run | Epoch] = epoch if case.of_ray else run
             return isolated(kind, case, way, seconds, timeout_s=120 + 3 * seconds)
 
-        rows, runs = measured_rows(case.name, case.ways, repetitions, measure, lambda one: f"{one.samples_per_s:.0f}/s")
+        rows, runs = measured_rows(case.name, case.ways, repetitions, measure)
         first, *_ = ([one.samples_per_s for one in some] for some in runs.values())
         for row, way, some in zip(rows, case.ways, runs.values(), strict=True):
             rates = [one.samples_per_s for one in some]

@@ -15,11 +15,11 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from math import isqrt
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from benchmarks import report
 from benchmarks.cache_replay import Shuffles, replay
@@ -28,8 +28,9 @@ from benchmarks.node_prepared import EIGHT as PREPARING
 from benchmarks.node_prepared import prepared
 from benchmarks.node_share import EIGHT as READING
 from benchmarks.node_share import shared
-from benchmarks.throttle import Throttle, content, server
-from minato_gpu import DataLoader, Source, read_bytes
+from benchmarks.storage import Declared
+from benchmarks.throttle import Throttle, server
+from minato_gpu import DataLoader
 from minato_gpu.caching.future import Integers
 from minato_gpu.lab.analysis.predict import DrawnCosts, SimulatedRank
 from minato_gpu.lab.analysis.profile import Profile, Storage
@@ -170,27 +171,18 @@ def hit_rates(cache: Lru | PageCache, epochs: Sequence[Integers]) -> list[float]
 # --- epochs through the loader, and their prediction ------------------------------------------------------------------
 
 
-class Objects:
-    """Sample k is k: int64 (1,). ``took_s``: what each has taken its worker last."""
+class Objects(Declared):
+    """``took_s``: what each has taken its worker last."""
 
     def __init__(self, address: str, count: int) -> None:
-        self.address, self.count = address, count
+        super().__init__(address, _PREPARE_S, count, _NBYTES)
         self.took_s = np.frombuffer(mmap.mmap(-1, 8 * count), np.float64)  # workers share it
 
-    def __len__(self) -> int:
-        return self.count
-
-    def source(self, key: int) -> Source:
-        """The object."""
-        return Source(f"{self.address}/{key}.bin", 0, _NBYTES)
-
-    def __getitem__(self, key: int) -> torch.Tensor:
+    def __getitem__(self, key: int) -> NDArray[np.int64]:
         begin = perf_counter()
-        if not np.array_equal(read_bytes(self.source(key)), content(key, _NBYTES)):
-            raise AssertionError(f"object {key} has other bytes")
-        sleep(_PREPARE_S)
+        sample = super().__getitem__(key)
         self.took_s[key] = perf_counter() - begin
-        return torch.tensor([key])
+        return sample
 
 
 class Measured(NamedTuple):
@@ -209,7 +201,7 @@ def measure(count: int, share: float, rate: float) -> Measured:
         arguments: dict[str, Any] = {"shuffle": True, "persistent_workers": True, "cache": room}
         loader: Any = DataLoader(objects, _BATCH, num_workers=_WORKERS, **arguments)  # type: ignore[arg-type]
         for _ in range(_EPOCHS):
-            keys = sorted(int(key) for batch in loader for key in batch)
+            keys = sorted(int(key) for batch in loader for key in batch[:, 0])
             ends.append(perf_counter())
             reads.append(loader.stats()["reads"]["reads"])
             if keys != list(range(count)):

@@ -2,8 +2,8 @@
 
 The process is forked, so that importing costs nothing, and leads its own process group: whatever a loader leaves
 running is killed with it and cannot disturb the next measurement. What it writes to standard error (SPDL's shared
-memory makes CPython's resource tracker complain at length) is shown only where the measurement fails. Also what this
-process and its descendants have used, and the pages of files that the kernel keeps.
+memory makes CPython's resource tracker complain at length) is shown only where the measurement fails. Also several
+processes at once, and what this process and its descendants have used.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import psutil
 
-from minato_gpu.sources.disk.filesystem import cached_bytes
-
 Result = TypeVar("Result")
+
+FORK = multiprocessing.get_context("fork")
 
 _ENDING_S = 10.0  # from when a dying process has closed its pipe; it may write a core file
 _HEAD, _TAIL = 1500, 2500  # characters of an error that are kept
 _MODULES = re.compile(r"^Extension modules: .*(?:\n|\Z)", re.MULTILINE)  # by faulthandler, thousands of characters
 _SETTLE_S = 0.5  # after a measurement, so that the kernel is through with what it left before the next one begins
+
+
+at_end: list[Callable[[], object]] = []
+"""What a measuring process calls before it is killed: it undoes what would outlive its processes."""
 
 
 class MeasurementError(RuntimeError):
@@ -50,10 +55,9 @@ def isolated(
     ``settle_s``: the pause afterwards. Raises MeasurementError when it raises, dies, or takes longer than ``timeout_s``
     seconds.
     """
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
+    ours, theirs = FORK.Pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
-        process = context.Process(target=_child, args=(ours, theirs, complaints, function, arguments))
+        process = FORK.Process(target=_child, args=(ours, theirs, complaints, function, arguments))
         process.start()
         theirs.close()
         try:
@@ -65,6 +69,25 @@ def isolated(
         finally:
             _end(process, settle_s)
             ours.close()
+
+
+def together(count: int, function: Callable[..., Result], *arguments: Any, dead: int = 0) -> list[Result]:
+    """What ``function(number, barrier, *arguments)`` returns in each of ``count`` forked processes, in any order.
+
+    ``barrier`` is for all of them. So many as are ``dead`` are killed before they return.
+    """
+    barrier, found = FORK.Barrier(count), FORK.Queue()
+    started = [FORK.Process(target=_one, args=(found, function, at, barrier, *arguments)) for at in range(count)]
+    for process in started:
+        process.start()
+    results = [found.get(timeout=600.0) for _ in started[dead:]]
+    for process in started:
+        process.join()
+    return results
+
+
+def _one(found: Queue[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    found.put(function(*arguments))
 
 
 def excerpt(text: str, tail: int = _TAIL) -> str:
@@ -157,9 +180,12 @@ def _child(
     gc.collect()  # a fork shares its parent's pages until it writes to them, which a user's process does not pay for
     try:
         try:
-            theirs.send((True, function(*arguments)))
+            outcome = True, function(*arguments)
         except Exception:
-            theirs.send((False, traceback.format_exc()))
+            outcome = False, traceback.format_exc()
+        for undo in at_end:
+            undo()
+        theirs.send(outcome)
         # The parent kills the whole group: a loader's own end is not what is measured. Should the parent be gone,
         # the connection ends instead.
         theirs.poll(None)
@@ -181,18 +207,6 @@ def _bytes(pid: int, file: str, field: str) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
 
 
-# --- the page cache: which bytes of a file it holds, and how to have them thrown out ----------------------------------
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def cached_pages(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    """Counts cached pages of ``length`` bytes from ``offset`` on (0: to the end); None if the kernel does not say."""
-    found = cached_bytes(fd, offset, length)
-    return None if found is None else found // _PAGE
-
-
-def evict(fd: int, offset: int = 0, length: int = 0) -> None:
-    """Throw pages out that are on disk; ``os.fdatasync`` brings them there."""
-    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+def evict(fd: int) -> None:
+    """Has the page cache drop a file, as far as it is on disk; ``os.fdatasync`` brings it there."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -8,14 +8,11 @@ the time that the run takes.
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
@@ -23,10 +20,11 @@ import click
 import torch
 
 from benchmarks import report
-from benchmarks.isolate import isolated
+from benchmarks.isolate import isolated, together
 from benchmarks.node_prepared import prepared
 from benchmarks.node_share import shared
 from benchmarks.turns import Row, measured_rows
+from benchmarks.work import compute
 from minato_gpu import DataLoader
 
 RANKS = CORES = 2
@@ -46,9 +44,7 @@ class Samples:
         return len(self.seconds)
 
     def __getitem__(self, key: int) -> torch.Tensor:
-        end = time.thread_time() + self.seconds[key]
-        while time.thread_time() < end:
-            hashlib.blake2b(b"x" * 2000).digest()
+        compute(self.seconds[key])
         return torch.tensor([key])
 
 
@@ -68,12 +64,6 @@ LOADERS = (
 )
 
 
-def costs(count: int, mean_s: float, rng: random.Random) -> list[float]:
-    """Seconds of ``count`` samples: one in twenty is forty times slower."""
-    usual = mean_s / (1 + SLOW_SHARE * (SLOW_FACTOR - 1))
-    return [usual * (SLOW_FACTOR if rng.random() < SLOW_SHARE else 1.0) for _ in range(count)]
-
-
 class Run(NamedTuple):
     """The share of the bound."""
 
@@ -82,24 +72,17 @@ class Run(NamedTuple):
 
 def run(ranks: Ranks, skew: float, steps: int, seed: int) -> Run:
     """Train ``steps`` steps."""
-    rng = random.Random(seed)
-    seconds = [costs(BATCH * steps, MEAN_S * (skew if rank == 0 else 1.0), rng) for rank in range(RANKS)]
-    step_s = sum(map(sum, seconds)) / CORES / BUSY / steps
-    context = multiprocessing.get_context("fork")
-    barrier, found = context.Barrier(RANKS), context.Queue()
-    started = [
-        context.Process(target=_train, args=(ranks, rank, seconds[rank], step_s, barrier, found))
-        for rank in range(RANKS)
+    rng, usual = random.Random(seed), MEAN_S / (1 + SLOW_SHARE * (SLOW_FACTOR - 1))
+    seconds = [
+        [each * (SLOW_FACTOR if rng.random() < SLOW_SHARE else 1.0) for _ in range(BATCH * steps)]
+        for each in (usual * skew, *[usual] * (RANKS - 1))
     ]
-    for process in started:
-        process.start()
-    elapsed = max(found.get() for _ in started)
-    for process in started:
-        process.join()
-    return Run((steps - 1) * step_s / elapsed)
+    step_s = sum(map(sum, seconds)) / CORES / BUSY / steps
+    return Run((steps - 1) * step_s / max(together(RANKS, _train, ranks, seconds, step_s)))
 
 
-def _train(ranks: Ranks, rank: int, seconds: list[float], step_s: float, barrier: Barrier, found: Queue[float]) -> None:
+def _train(rank: int, barrier: Barrier, ranks: Ranks, all_seconds: list[list[float]], step_s: float) -> float:
+    seconds = all_seconds[rank]
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_PORT": str(os.getppid())}
     torch.set_num_threads(1)
     batches = iter(ranks.loader(Samples(seconds), BATCH, **ranks.arguments))
@@ -113,7 +96,7 @@ def _train(ranks: Ranks, rank: int, seconds: list[float], step_s: float, barrier
     elapsed = time.perf_counter() - begin
     if torch.cat(received).flatten().tolist() != list(range(len(seconds))):
         raise AssertionError("samples are lost, doubled or out of order")
-    found.put(elapsed)
+    return elapsed
 
 
 def measured(skew: float, repetitions: int, steps: int) -> Iterator[Row]:
@@ -125,9 +108,7 @@ def measured(skew: float, repetitions: int, steps: int) -> Iterator[Row]:
         return isolated(run, ranks, skew, steps, turns[ranks.name], timeout_s=600)
 
     case = f"{RANKS} ranks, {CORES} cores, skew {skew}"
-    for row in measured_rows(case, LOADERS, repetitions, measure, lambda found: f"{found.of_bound:.3f} of the bound")[
-        0
-    ]:
+    for row in measured_rows(case, LOADERS, repetitions, measure)[0]:
         yield row | {"clients": RANKS}
 
 

@@ -10,14 +10,12 @@ slowest of the others. TensorSocket (``peers/tensorsocket.py``) takes part where
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from importlib.util import find_spec
-from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +25,11 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from benchmarks.isolate import isolated, tree_cpu_s
-from benchmarks.node_share import BATCH, JOBS, context
+from benchmarks.isolate import isolated, together, tree_cpu_s
+from benchmarks.node_share import BATCH, JOBS
 from benchmarks.peers import tensorsocket
 from benchmarks.turns import Row, measured_rows, ratio_columns
+from benchmarks.work import compute
 from minato_gpu import DataLoader
 from pipelines import image_classification
 
@@ -60,9 +59,7 @@ class Computed(Counted):
 
     def __getitem__(self, key: int) -> torch.Tensor:
         self.note()
-        end = time.thread_time() + SECONDS
-        while time.thread_time() < end:
-            hashlib.blake2b(b"x" * 2000).digest()
+        compute(SECONDS)
         return torch.rand(NBYTES // 4)
 
 
@@ -124,15 +121,8 @@ def run(kind: type[Counted], sharing: Sharing, samples: int) -> Prepared:
     """Run them to the end of an epoch."""
     with tempfile.TemporaryDirectory() as folder:
         data = kind(Path(folder), samples)
-        barrier, found = context.Barrier(sharing.jobs), context.Queue()
         with nullcontext() if sharing.loader else tensorsocket.producer(data, BATCH, sharing.jobs) as ports:
-            arguments = (sharing, data, barrier, found, ports)
-            started = [context.Process(target=_train, args=(at, *arguments)) for at in range(sharing.jobs)]
-            for process in started:
-                process.start()
-            results = [found.get(timeout=600.0) for _ in started]
-            for process in started:
-                process.join()
+            results = together(sharing.jobs, _train, sharing, data, ports)
             spent_s = tree_cpu_s()
         prepared = Path(data.log).stat().st_size
     if len({digest for _, _, digest, _ in results}) != 1:
@@ -142,7 +132,7 @@ def run(kind: type[Counted], sharing: Sharing, samples: int) -> Prepared:
     return Prepared(min(rates), prepared / samples, 1000 * cpu_s / samples)
 
 
-def _train(at: int, sharing: Sharing, data: Counted, barrier: Barrier, found: Queue[Any], ports: Any) -> None:
+def _train(at: int, barrier: Barrier, sharing: Sharing, data: Counted, ports: Any) -> tuple[int, float, str, float]:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "prefetch_factor": _AHEAD, "generator": generator}
@@ -163,7 +153,7 @@ def _train(at: int, sharing: Sharing, data: Counted, barrier: Barrier, found: Qu
     if sharing.arguments:
         times = psutil.Process(loader._session.readers._reader.pid).cpu_times()
         reader_s = times.user + times.system
-    found.put((at, received / elapsed, digest.hexdigest(), reader_s))
+    return at, received / elapsed, digest.hexdigest(), reader_s
 
 
 def prepared(
@@ -176,10 +166,7 @@ def prepared(
         def measure(sharing: Sharing, kind: type[Counted] = kind) -> Prepared:
             return isolated(run, kind, sharing, samples, timeout_s=900)
 
-        def figures(found: Prepared) -> str:
-            return f"{found.samples_per_s:.1f} samples/s, prepared {found.prepared_share:.3f} times"
-
-        rows, runs = measured_rows(case, loaders, repetitions, measure, figures)
+        rows, runs = measured_rows(case, loaders, repetitions, measure)
         base = [each.samples_per_s for each in runs[loaders[-2].name]]
         for row, sharing in zip(rows, loaders, strict=True):
             rates = [each.samples_per_s for each in runs[sharing.name]]

@@ -8,39 +8,24 @@ was killed or stopped for three seconds, or the reader process was killed.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.isolate import isolated
+from benchmarks.isolate import isolated, together
 from benchmarks.storage import NBYTES, Declared
-from benchmarks.throttle import Throttle, server
+from benchmarks.throttle import Throttle, served, server
 from benchmarks.turns import Row, measured_rows
 from minato_gpu import DataLoader
 
 JOBS, BATCH, LATENCY_MS = 4, 16, 20.0
 _STEP_S = 10e-3
 _STOPPED_S = 3.0
-context = multiprocessing.get_context("fork")
-
-
-class Objects(Declared):
-    """So many of the server's."""
-
-    def __init__(self, address: str, samples: int) -> None:
-        super().__init__(address, 0.0)
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
 
 
 class Jobs(NamedTuple):
@@ -83,24 +68,14 @@ EIGHT: dict[str, tuple[Jobs, ...]] = {"eight jobs": (Jobs("minato", {}, 8), Jobs
 def run(jobs: Jobs, samples: int, latency_ms: float) -> Found:
     """Run them to the end of an epoch."""
     with server(Throttle(latency_ms), NBYTES) as address:
-        barrier, found = context.Barrier(jobs.clients), context.Queue()
-        started = [
-            context.Process(target=_train, args=(jobs, Objects(address, samples), at, barrier, found))
-            for at in range(jobs.clients)
-        ]
-        for process in started:
-            process.start()
-        killed = jobs.fault == "job killed"
-        results = [found.get(timeout=300.0) for _ in started[killed:]]
-        for process in started:
-            process.join()
-        with urllib.request.urlopen(f"{address}/served") as answer:
-            served = int(answer.read())
+        results = together(jobs.clients, _train, jobs, address, samples, dead=jobs.fault == "job killed")
+        times_read = served(address) / samples / NBYTES
     others = [result for result in results if result[0] or not jobs.fault.startswith("job")]
-    return Found(min(rate for _, rate, _ in others), served / samples / NBYTES, max(wait for *_, wait in others))
+    return Found(min(rate for _, rate, _ in others), times_read, max(wait for *_, wait in others))
 
 
-def _train(jobs: Jobs, data: Any, at: int, barrier: Barrier, found: Queue[tuple[int, float, float]]) -> None:
+def _train(at: int, barrier: Barrier, jobs: Jobs, address: str, samples: int) -> tuple[int, float, float]:
+    data: Any = Declared(address, 0.0, samples)
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(at % jobs.seeds)
     loader: Any = DataLoader(data, BATCH, shuffle=True, num_workers=1, generator=generator, **jobs.arguments)
@@ -119,7 +94,7 @@ def _train(jobs: Jobs, data: Any, at: int, barrier: Barrier, found: Queue[tuple[
     elapsed = time.perf_counter() - begin
     if torch.cat(keys).sort().values.tolist() != list(range(len(data))):
         raise AssertionError("samples are lost or doubled")
-    found.put((at, len(data) / elapsed, max(waits[1:])))
+    return at, len(data) / elapsed, max(waits[1:])
 
 
 def _suffer(fault: str, loader: Any) -> None:
@@ -147,8 +122,5 @@ def shared(
         def measure(jobs: Jobs) -> Found:
             return isolated(run, jobs, samples, latency_ms, timeout_s=600)
 
-        def figures(found: Found) -> str:
-            return f"{found.samples_per_s:.0f} samples/s, read {found.times_read:.3f} times"
-
-        for row, jobs in zip(measured_rows(case, loaders, repetitions, measure, figures)[0], loaders, strict=True):
+        for row, jobs in zip(measured_rows(case, loaders, repetitions, measure)[0], loaders, strict=True):
             yield row | {"clients": jobs.clients}

@@ -38,7 +38,7 @@ from benchmarks import report
 from benchmarks.compare.dali import DaliReaders
 from benchmarks.compare.run import allowed, compare_content
 from benchmarks.compare.workloads import INDEX, read_bytes
-from benchmarks.isolate import MeasurementError, isolated, tree_cpu_s
+from benchmarks.isolate import isolated, tree_cpu_s
 from benchmarks.kinds import KINDS, Kind
 from benchmarks.peers import Job, Loader, installed
 from benchmarks.peers.dali import DaliDynamic, DaliProxy
@@ -46,7 +46,7 @@ from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.peers.spdl import SpdlLoader, SpdlPool, SpdlRegion, SpdlSharded, SpdlSubprocess
 from benchmarks.peers.torchdata import TorchdataNodes
-from benchmarks.turns import Row, in_turns, ratio_columns
+from benchmarks.turns import Row, fastest, measured_rows, ratio_columns
 from benchmarks.work import ContentError, sleep_overshoot_s
 
 EMULATED = 16
@@ -61,7 +61,7 @@ def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loade
     """Each peer with the settings that are tried."""
     found: dict[str, list[Loader]] = {
         OURS: [
-            Minato(OURS, in_order, lanes, (("prefetch_factor", prefetch),) if prefetch else ())
+            Minato(OURS, in_order, lanes, prefetch)
             for lanes in (((), ("cpu",), ("device",)) if kind.pictures and workers != EMULATED else ((),))
             for prefetch in ((None, 4) if kind.pictures and workers != EMULATED else (None, 1, 3, 4, 8, 16))
         ],
@@ -107,14 +107,13 @@ def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loade
 
 
 @dataclass(frozen=True)
-class Feeder:
+class Feeder(Loader):
     """Batches that lie ready in memory, over and over."""
 
+    package = "torch"
+    own_draws = True
+
     name: str = FEEDER
-    package: str = "torch"
-    order: str = "in order"
-    warm: bool = True
-    own_draws: bool = True
 
     def settings(self, job: Job) -> dict[str, Any]:
         return {"batches": self._count(job)}
@@ -123,9 +122,6 @@ class Feeder:
         ready = [job.join([job.dataset[index] for index in each]) for each in job.batches[: self._count(job)]]
         while True:
             yield from ready
-
-    def close(self, loader: Any) -> None:
-        loader.close()
 
     @staticmethod
     def _count(job: Job) -> int:
@@ -182,7 +178,7 @@ class Consumer:
         for epoch in self.epochs[:-1]:
             if not np.array_equal(np.sort(np.concatenate(epoch)), range(len(job.dataset))):
                 raise ContentError("samples that did not come once in an epoch")
-        if getattr(self._loader, "own_draws", False):
+        if self._loader.own_draws:
             return
         if job.pipeline is not None:
             compare_content(self.kept, job, allowed(job, self._loader))
@@ -218,30 +214,18 @@ def run(job: Job, loader: Loader, seconds: float, step_s: float) -> Run:
 # --- the protocol -----------------------------------------------------------------------------------------------------
 
 
-def tuned(case: str, job: Job, tried: Sequence[Loader], seconds: float) -> tuple[float, Loader] | None:
-    """The rate of the fastest settings, and these; None where none ran."""
-    found: list[tuple[float, Loader]] = []
-    for loader in tried:
-        try:
-            one = isolated(run, job, loader, seconds, 0.0, timeout_s=30 + 10 * seconds, settle_s=0.1)
-        except MeasurementError as error:
-            report.progress(f"{case}: {loader} failed:\n{error}")
-            continue
-        found.append((one.samples_per_s, loader))
-    if not found:
-        return None
-    best = max(found, key=lambda each: each[0])
-    report.progress(f"{case}: {', '.join(f'{rate:.0f}' for rate, _ in found)} samples/s -> {best[1]}")
-    return best
-
-
 def case_rows(kind: Kind, job: Job, in_order: bool, seconds: float, pairs: int, *, every: bool) -> Iterator[Row]:
     """A row for each loader."""
     case = f"{kind.name}, {job.workers}{' emulated' if job.workers == EMULATED else ''} workers"
+    tuned_s = seconds / TRIALS
+
+    def rate(loader: Loader) -> float:
+        return isolated(run, job, loader, tuned_s, 0.0, timeout_s=30 + 10 * tuned_s, settle_s=0.1).samples_per_s
+
     chosen: dict[str, tuple[float, Loader]] = {}
     for name, tried in trials(kind, job.workers, in_order).items():
-        here = installed(tried[0]) and getattr(tried[0], "can_run", lambda _: True)(job)
-        if here and (best := tuned(case, job, tried, seconds / TRIALS)):
+        here = installed(tried[0]) and tried[0].can_run(job)
+        if here and (best := fastest(case, tried, rate)):
             chosen[name] = best
     others = sorted(chosen.keys() - {OURS, PYTORCH}, key=lambda name: -chosen[name][0])
     step_s = job.batch_size / max(rate for rate, _ in chosen.values()) / _LOAD
@@ -251,21 +235,17 @@ def case_rows(kind: Kind, job: Job, in_order: bool, seconds: float, pairs: int, 
     def measure(loader: Loader) -> Run:
         return isolated(run, job, loader, seconds, step_s, timeout_s=60 + 10 * seconds)
 
-    runs, errors = in_turns(
-        case, loaders, pairs, measure, lambda one: f"{one.samples_per_s:,.0f} samples/s", alternate=True
-    )
-    for loader in loaders:
+    rows, runs = measured_rows(case, loaders, pairs, measure, alternate=True)
+    for row, loader in zip(rows, loaders, strict=True):
         name, found = loader.name, runs[loader.name]
-        settings = ", ".join(f"{key}={value}" for key, value in loader.settings(job).items())
-        row: Row = {"case": case, "class": kind.name, "loader": name, "workers": job.workers, "step_ms": 1e3 * step_s}
-        row |= {"order": loader.order, "loader_settings": settings, "repetitions": len(found)}
-        row |= {"tuned_per_s": chosen[name][0] if name in chosen else None, **report.figures(found)}
+        row |= {"class": kind.name, "workers": job.workers, "step_ms": 1e3 * step_s}
+        row |= {"loader_settings": loader.described(job), "tuned_per_s": chosen[name][0] if name in chosen else None}
         if name != FEEDER and found and len(found) == len(runs[FEEDER]):
             row |= ratio_columns("batch_ratio", *([one.batch_ms for one in runs[each]] for each in (name, FEEDER)))
             row["penalty"] = row["batch_ratio"] - 1
         if name not in (FEEDER, OURS) and found and len(found) == len(runs[OURS]):
             row |= ratio_columns("ratio", *([one.samples_per_s for one in runs[each]] for each in (OURS, name)))
-        yield row | ({"error": errors[name]} if name in errors else {})
+        yield row
 
 
 @report.benchmark("paired", 5, trials=TRIALS)

@@ -12,12 +12,10 @@ reader process are killed after the third epoch, and the others go on.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import secrets
 import signal
 import socket
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.queues import Queue
@@ -27,18 +25,16 @@ from typing import Any, NamedTuple
 from torch.utils.data import DistributedSampler, Subset
 
 from benchmarks import report
-from benchmarks.isolate import isolated
-from benchmarks.node_share import Objects
-from benchmarks.storage import NBYTES
-from benchmarks.throttle import Throttle, server
-from benchmarks.turns import cases_called
+from benchmarks.isolate import FORK, isolated
+from benchmarks.storage import NBYTES, Declared
+from benchmarks.throttle import Throttle, served, server
+from benchmarks.turns import select
 from minato_gpu import DataLoader
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.peer_discovery import ADDRESS
 
 BATCH, EPOCHS, LEAVES_AFTER = 16, 5, 3
-context = multiprocessing.get_context("fork")
 
 
 class Case(NamedTuple):
@@ -91,34 +87,29 @@ def run(case: Case, samples: int) -> list[dict[str, Any]]:
         ends = [undo.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(case.hosts)]
         addresses = [f"127.0.0.1:{end.getsockname()[1]}" for end in ends]  # of free ports
         undo.close()
-        barrier, found = context.Barrier(case.hosts + 1), context.Queue()
+        barrier, found = FORK.Barrier(case.hosts + 1), FORK.Queue()
         for rank in range(case.hosts):
-            arguments = (case, rank, Objects(address, samples), addresses, barrier, found)
-            context.Process(target=_host, args=arguments).start()
+            arguments = (case, rank, Declared(address, 0.0, samples), addresses, barrier, found)
+            FORK.Process(target=_host, args=arguments).start()
         for epoch in range(1, EPOCHS + 1):
             hosts = case.hosts - (case.leaves and epoch > LEAVES_AFTER)
             barrier.wait()
-            before = _served(address)
+            before = served(address)
             counts = [found.get(timeout=60.0) for _ in range(hosts)]
             barrier.wait()
             read, remote = (sum(column) / samples for column in zip(*counts, strict=True))
             if not 0 <= read - 1 < hosts / samples:
                 raise AssertionError(f"{read * samples:.0f} samples in place of {samples}")
-            times_read = (_served(address) - before) / samples / NBYTES
+            times_read = (served(address) - before) / samples / NBYTES
             rows.append({"epoch": epoch, "hosts": hosts, "times_read": times_read, "remote": remote / read})
             rows[-1]["expected"] = (hosts - 1) / hosts
     return rows
 
 
-def _served(address: str) -> int:
-    with urllib.request.urlopen(f"{address}/served") as answer:
-        return int(answer.read())
-
-
 @report.benchmark("peer_epochs", 1)
 @report.case_option
 def main(quick: bool, repetitions: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for case in cases_called(CASES, names):
+    for case in select("case", CASES, names):
         for repetition in range(repetitions):
             for row in isolated(run, case, 100 if quick else 2400, timeout_s=300):
                 yield {"case": case.name, "repetition": repetition, **row}

@@ -9,7 +9,6 @@ checksums.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import socket
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks import report
+from benchmarks.isolate import FORK
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.memory_tier import Copy
@@ -115,19 +115,14 @@ def _cpu(pipe: Connection) -> float:
     return process_time() + float(pipe.recv())
 
 
-def _server(pipe: Connection, nbytes: int, sources: int) -> None:
-    asyncio.run(_serve(pipe, nbytes, sources))
-
-
 @report.benchmark("peer_hits", 5)
 def main(quick: bool, repetitions: int) -> Iterator[Row]:
     os.environ.setdefault(TOKEN, os.urandom(8).hex())
     for nbytes in (100_000,) if quick else (10_000, 100_000, 1_000_000):
         sources = 200 if quick else 2_000 if nbytes < 1_000_000 else 400
-        ours, theirs = multiprocessing.Pipe()
-        server = multiprocessing.get_context("fork").Process(
-            target=_server, args=(theirs, nbytes, sources), daemon=True
-        )
+        ours, theirs = FORK.Pipe()
+        serves = theirs, nbytes, sources
+        server = FORK.Process(target=lambda *arguments: asyncio.run(_serve(*arguments)), args=serves, daemon=True)
         server.start()
         yield asyncio.run(_measure(ours, nbytes, sources, repetitions))
         ours.send("end")

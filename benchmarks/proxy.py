@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from typing import Any
 
-_FORK = multiprocessing.get_context("fork")
+from benchmarks.isolate import FORK
+
 _CHUNK = 1 << 18
 
 
@@ -20,10 +20,10 @@ class Proxy:
 
     def start(self) -> None:
         """Listens, at the same address as before."""
-        here, there = _FORK.Pipe(duplex=False)
+        here, there = FORK.Pipe(duplex=False)
         port = int(self.address.rpartition(":")[2])
         arguments = there, port, self._behind, self._delay_s
-        self._process = _FORK.Process(target=lambda: asyncio.run(_serve(*arguments)), daemon=True)
+        self._process = FORK.Process(target=lambda: asyncio.run(_serve(*arguments)), daemon=True)
         self._process.start()
         there.close()
         self.address = here.recv()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import signal
@@ -22,8 +21,7 @@ from minato_gpu.lab.console import open_console, show
 
 Row = Mapping[str, Any]
 
-NOT_INSTALLED = "benchmarks.not_installed"
-"""Where the command's context has the names of loaders whose package is missing."""
+_NOT_INSTALLED = "benchmarks.not_installed"  # where the command's context has names of loaders
 
 _PERIOD_S = 5.0
 _PEERS = ("spdl", "torchdata", "nvidia-dali-cuda130", "datasets", "scipy")
@@ -34,19 +32,14 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
-def spread(values: Sequence[float]) -> float:
-    """The interquartile range of the repetitions, in the unit of the values."""
-    low, high = np.percentile(values, [25, 75])
-    return float(high - low)
-
-
 def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, float]:
     """``name`` (median), ``name_spread`` (interquartile range), ``name_min``, ``name_max``, with their unit."""
     if not values:
         raise ValueError(f"no repetition of {name} to summarise")
+    low, high = np.percentile(values, [25, 75])
     return {
         f"{name}{unit}": median(values),
-        f"{name}_spread{unit}": spread(values),
+        f"{name}_spread{unit}": float(high - low),
         f"{name}_min{unit}": float(np.min(values)),
         f"{name}_max{unit}": float(np.max(values)),
     }
@@ -55,18 +48,24 @@ def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, f
 _UNIT = re.compile(r"(?<!_per)_(s|us|ms)$")
 
 
+def numbers(run: Any) -> dict[str, float]:
+    """Those fields of a NamedTuple that are numbers."""
+    return {name: value for name, value in run._asdict().items() if isinstance(value, (int, float))}
+
+
 def figures(runs: Sequence[Any]) -> dict[str, float]:
-    """``summarise`` of every number that the runs have: NamedTuples or dataclasses, with units at the ends of names."""
-    if not runs:
-        return {}
+    """``summarise`` of every number that the runs, NamedTuples, have; units are at the ends of their names."""
     found: dict[str, float] = {}
-    for name in getattr(runs[0], "_fields", None) or [field.name for field in dataclasses.fields(runs[0])]:
-        values = [getattr(run, name) for run in runs]
-        if isinstance(values[0], (int, float)):
-            unit = _UNIT.search(name)
-            stem, end = (name, "") if unit is None else (name[: unit.start()], unit[0])
-            found |= summarise(stem, values, end)
+    for name in numbers(runs[0]) if runs else ():
+        unit = _UNIT.search(name)
+        stem, end = (name, "") if unit is None else (name[: unit.start()], unit[0])
+        found |= summarise(stem, [getattr(run, name) for run in runs], end)
     return found
+
+
+def note_absent(names: Iterable[str]) -> None:
+    """Has the document of the command that runs name loaders whose package is missing."""
+    click.get_current_context().meta.setdefault(_NOT_INSTALLED, []).extend(names)
 
 
 def document(benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def publish(content: Mapping[str, Any], json_path: str | None, names: Sequence[s
         shown = names or (*columns(content["benchmark"]), "error")
         for case in dict.fromkeys(row.get("case", content["benchmark"]) for row in rows):
             print_table(str(case), [row for row in rows if row.get("case", case) == case], shown)
-    if any("failed" in row or isinstance(row.get("error"), str) for row in rows):
+    if any("error" in row for row in rows):
         raise SystemExit(1)
 
 
@@ -118,25 +117,6 @@ def progress(text: str) -> None:
     click.echo(text, err=True)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that every benchmark has: ``--json``, ``--quick`` and ``--repetitions``."""
-    options = (
-        click.option(
-            "--json",
-            "json_path",
-            metavar="PATH",
-            callback=writable,
-            help="Write the figures as JSON; - for standard output.",
-        ),
-        click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing."),
-        click.option("--repetitions", type=click.IntRange(min=1), help="How often everything is repeated."),
-    )
-    wrapped: Callable[..., None] = functools.wraps(function)(functools.partial(_ended_in_order, function))
-    for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped
-
-
 def benchmark(
     name: str, usual: int, *, shown: Sequence[str] = (), **fixed: Any
 ) -> Callable[[Callable[..., Iterable[Row]]], click.Command]:
@@ -148,8 +128,13 @@ def benchmark(
     """
 
     def decorated(function: Callable[..., Iterable[Row]]) -> click.Command:
+        @click.command(help=sys.modules[function.__module__].__doc__)
+        @json_option
+        @quick_option
+        @click.option("--repetitions", type=click.IntRange(min=1), help="How often everything is repeated.")
         @functools.wraps(function)
         def run(json_path: str | None, quick: bool, repetitions: int | None, **options: Any) -> None:
+            end_in_order()
             repetitions = repetitions or (1 if quick else usual)
             chosen = {key: value for key, value in options.items() if not isinstance(value, Path)}
             settings = {**fixed, **chosen, "repetitions": repetitions, "quick": quick}
@@ -159,29 +144,28 @@ def benchmark(
                 if json_path not in (None, "-") and perf_counter() - written > _PERIOD_S:
                     report.write(content, str(json_path))
                     written = perf_counter()
-            content["settings"]["not_installed"] = click.get_current_context().meta.get(NOT_INSTALLED, [])
+            content["settings"]["not_installed"] = click.get_current_context().meta.get(_NOT_INSTALLED, [])
             publish(content, json_path, shown)
 
-        return click.command(help=sys.modules[function.__module__].__doc__)(command(run))
+        return run
 
     return decorated
 
 
-def _ended_in_order(function: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """A request to end (SIGTERM, as ``timeout`` sends it) unwinds the stack, so that no measurement is left running."""
-    end_in_order()
-    function(*arguments, **options)
-
-
 def end_in_order() -> None:
-    """From now on a request to end is an exception."""
-    signal.signal(signal.SIGTERM, _end)
+    """From now on a request to end (SIGTERM, as ``timeout`` sends it) unwinds the stack, so that no measurement is left
+    running."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
+json_option = click.option(
+    "--json",
+    "json_path",
+    metavar="PATH",
+    callback=writable,
+    help="Write the figures as JSON; - for standard output.",
+)
+quick_option = click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing.")
 loader_option = click.option(
     "--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable."
 )

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 
 from benchmarks import report
 from benchmarks.isolate import isolated
-from benchmarks.peers import Job, Reader
+from benchmarks.peers import Job, Loader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.peers.spdl import SpdlPool
 from benchmarks.peers.torchdata import TorchdataNodes
 from benchmarks.throttle import Throttle, content, server
-from benchmarks.turns import cases_called, measured_rows, present
+from benchmarks.turns import measured_rows, present, select
 from minato_gpu import Source, read_bytes
 
 NBYTES = 20_000
@@ -48,14 +48,13 @@ _pool: ThreadPoolExecutor | None = None
 
 
 class Objects:
-    """Sample k is the first eight bytes of object k, and their sum: int64 (2,)."""
+    """Sample k is k, as object k says it, and the sum of the object's bytes: int64 (2,)."""
 
-    def __init__(self, address: str, prepare_s: float) -> None:
-        self.address = address
-        self.prepare_s = prepare_s
+    def __init__(self, address: str, prepare_s: float, samples: int = _ENDLESS, nbytes: int = NBYTES) -> None:
+        self.address, self.prepare_s, self.samples, self.nbytes = address, prepare_s, samples, nbytes
 
     def __len__(self) -> int:
-        return _ENDLESS
+        return self.samples
 
     def __getitem__(self, key: int) -> NDArray[np.int64]:
         return self._prepared(key, self._bytes(key))
@@ -70,7 +69,7 @@ class Objects:
 
     def _prepared(self, key: int, data: NDArray[np.uint8]) -> NDArray[np.int64]:
         begin = time.perf_counter()
-        if not np.array_equal(data, content(key, NBYTES)):
+        if not np.array_equal(data, content(key, self.nbytes)):
             raise AssertionError(f"object {key} has other bytes")
         sample = np.array([key, data.sum(dtype=np.int64)], np.int64)
         time.sleep(max(0.0, begin + self.prepare_s - time.perf_counter()))
@@ -91,21 +90,22 @@ class Declared(Objects):
 
     def source(self, key: int) -> Source:
         """The object."""
-        return Source(f"{self.address}/{key}.bin", 0, NBYTES)
+        return Source(f"{self.address}/{key}.bin", 0, self.nbytes)
 
     def _bytes(self, key: int) -> NDArray[np.uint8]:
         return read_bytes(self.source(key))
 
 
-READERS = (
-    Reader(PyTorch("pytorch"), Objects),
-    Reader(PyTorch("pytorch, 16 threads a worker", prefetch_factor=4), InThreads),
-    Reader(SpdlPool("spdl threads", processes=False, concurrency=THREADS), Objects),
-    Reader(SpdlPool("spdl processes", processes=True, concurrency=4), Objects),
-    Reader(TorchdataNodes("torchdata threads", processes=False), Objects),
-    Reader(Minato("minato_gpu in order"), Declared),
-    Reader(Minato("minato_gpu bounded", in_order=False), Declared),
-)
+READERS: dict[Loader, type[Objects]] = {
+    PyTorch("pytorch"): Objects,
+    PyTorch("pytorch, 16 threads a worker", prefetch_factor=4): InThreads,
+    SpdlPool("spdl threads", processes=False, concurrency=THREADS): Objects,
+    SpdlPool("spdl processes", processes=True, concurrency=4): Objects,
+    TorchdataNodes("torchdata threads", processes=False): Objects,
+    Minato("minato_gpu in order"): Declared,
+    Minato("minato_gpu bounded", in_order=False): Declared,
+}
+"""Each loader, and the data set that reads for it."""
 
 
 class Case(NamedTuple):
@@ -132,17 +132,14 @@ class Run(NamedTuple):
     hedged_share: float
 
 
-def run(case: Case, reader: Reader, workers: int, seconds: float) -> Run:
+def run(case: Case, loader: Loader, workers: int, seconds: float) -> Run:
     """One loader on one case, in a process of its own."""
     prepare_s = case.prepare_ms / 1e3
     with server(Throttle(case.latency_ms, 0.01), NBYTES) as address:
-        job = Job(reader.dataset(address, prepare_s), BATCH, workers, sample_bytes=16)
-        loader: Any = reader.loader.make(job)
-        rate = _rate(loader, case, address, seconds)
-        stats = loader.stats() if hasattr(loader, "stats") else {}
-        reads = stats.get("reads", {}) if isinstance(stats, dict) else {}
-        share = reads["hedges"] / max(1, reads["reads"]) if reads else 0.0
-        reader.loader.close(loader)
+        made: Any = loader.make(Job(READERS[loader](address, prepare_s), BATCH, workers, sample_bytes=16))
+        rate = _rate(made, case, address, seconds)
+        reads = made.stats()["reads"] if isinstance(loader, Minato) else {"hedges": 0, "reads": 1}
+        share = reads["hedges"] / max(1, reads["reads"])
     return Run(rate, rate * slept_s(prepare_s) / workers, share)
 
 
@@ -188,15 +185,15 @@ def slept_s(seconds: float) -> float:
 def main(
     quick: bool, repetitions: int, wanted: Sequence[str], names: Sequence[str], workers: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    cases, readers = cases_called(CASES, names), present(READERS, wanted)
+    cases, loaders = select("case", CASES, names), present([*READERS], wanted)
     if quick:
         cases, seconds = [cases[0]._replace(latency_ms=5)], 0.5
     for case in cases:
 
-        def measure(reader: Reader, case: Case = case) -> Run:
-            return isolated(run, case, reader, workers, seconds, timeout_s=120 + 10 * seconds)
+        def measure(loader: Loader, case: Case = case) -> Run:
+            return isolated(run, case, loader, workers, seconds, timeout_s=120 + 10 * seconds)
 
-        yield from measured_rows(case.name, readers, repetitions, measure, lambda one: f"{one.of_bound:.3f}")[0]
+        yield from measured_rows(case.name, loaders, repetitions, measure)[0]
 
 
 if __name__ == "__main__":

@@ -86,13 +86,7 @@ def _epoch(loader: Any, samples: int) -> tuple[float, float]:
 @report.benchmark("swap", 5, workers=WORKERS, batch=BATCH, samples=SAMPLES, step_s=STEP_S, work="samples that sleep")
 def main(quick: bool, repetitions: int) -> Iterable[dict[str, Any]]:
     samples = 4 * BATCH if quick else SAMPLES
-    return measured_rows(
-        "swap",
-        CONTENDERS,
-        repetitions,
-        lambda contender: isolated(run, contender, samples),
-        lambda found: f"{found.epoch_s:.2f} s",
-    )[0]
+    return measured_rows("swap", CONTENDERS, repetitions, lambda contender: isolated(run, contender, samples))[0]
 
 
 if __name__ == "__main__":

@@ -20,15 +20,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import report, work
 from benchmarks.isolate import isolated, tree_cpu_s, tree_peak_rss_bytes
-from benchmarks.peers import COSTLY, TRIVIAL, Job, Loader
-from benchmarks.turns import cases_called, measured_rows, present
+from benchmarks.peers import Job, Loader, take_one
+from benchmarks.peers.minato import Minato
+from benchmarks.peers.pytorch import PyTorch
+from benchmarks.peers.spdl import SpdlPool, SpdlSharded, SpdlSubprocess
+from benchmarks.peers.torchdata import TorchdataNodes
+from benchmarks.turns import measured_rows, present, select
 from benchmarks.work import (
     Consumer,
     Costly,
@@ -63,11 +67,6 @@ class Case:
     trivial: bool = False
     quick_samples: int = 48
     quick_epochs: int = 1
-
-    def operations(self, samples: int, workers: int, per_ms: float) -> NDArray[np.int64]:
-        """Units of work of each sample; the same on every call. At least one each."""
-        costs = self.costs(samples, workers, np.random.default_rng(11))
-        return np.maximum(1, np.rint(costs * per_ms)).astype(np.int64)
 
 
 def scattered(samples: int, workers: int, rng: np.random.Generator) -> Costs:
@@ -105,8 +104,40 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Run:
+COSTLY: tuple[Loader, ...] = (
+    PyTorch("pytorch in order"),
+    PyTorch("pytorch prefetch 8", prefetch_factor=8),
+    PyTorch("pytorch out of order", in_order=False),
+    PyTorch("pytorch out of order, prefetch 8", in_order=False, prefetch_factor=8),
+    SpdlPool("spdl processes", processes=True, concurrency=4),
+    SpdlPool("spdl processes in order", processes=True, in_order=True, concurrency=32),
+    SpdlPool("spdl threads", processes=False),
+    SpdlSubprocess("spdl threads in a subprocess"),
+    TorchdataNodes("torchdata processes", processes=True),
+    TorchdataNodes("torchdata processes in order", processes=True, in_order=True),
+    TorchdataNodes("torchdata threads", processes=False),
+    Minato("minato_gpu in order"),
+    Minato("minato_gpu bounded", in_order=False),
+)
+"""For samples whose cost is what counts: every loader works sample by sample where it can."""
+
+TRIVIAL: tuple[Loader, ...] = (
+    PyTorch("pytorch in order"),
+    PyTorch("pytorch prefetch 8", prefetch_factor=8),
+    PyTorch("pytorch out of order", in_order=False),
+    SpdlPool("spdl processes", processes=True, by_batch=True, concurrency=4),
+    SpdlPool("spdl threads", processes=False, by_batch=True),
+    SpdlSubprocess("spdl threads in a subprocess", by_batch=True),
+    SpdlSharded("spdl plain subprocesses"),
+    TorchdataNodes("torchdata processes", processes=True, by_batch=True, prefetch=0),
+    TorchdataNodes("torchdata threads", processes=False, by_batch=True, prefetch=0),
+    Minato("minato_gpu in order"),
+    Minato("minato_gpu bounded", in_order=False),
+)
+"""For samples that cost next to nothing: every loader works batch by batch where it can."""
+
+
+class Run(NamedTuple):
     """What one run measured; times in seconds. ``efficiency``: the bound over the elapsed time.
 
     ``prepared_ahead_s``: work for the timed epochs done before the clock started; ``left_ahead_s``: work for later ones
@@ -127,13 +158,13 @@ class Run:
 class Plan:
     """A case with everything fixed that its runs share.
 
-    ``cpu_s`` is what one process, alone on the machine, needs for an epoch (CPU seconds); ``first_s`` the least time
-    to any batch; ``expected`` each sample's row sum, from that process.
+    ``operations``: units of work of each sample, at least one. ``cpu_s`` is what one process, alone on the machine,
+    needs for an epoch (CPU seconds); ``first_s`` the least time to any batch; ``expected`` each sample's row sum, from
+    that process.
     """
 
     case: Case
     workers: int
-    cores: int
     operations: NDArray[np.int64]
     expected: Int64
     epochs: int
@@ -144,8 +175,9 @@ class Plan:
     @classmethod
     def measured(cls, case: Case, workers: int, per_ms: float, overshoot_s: float, quick: bool) -> Plan:
         """Measure what the case's work costs here. ``quick``: at toy size."""
-        operations = case.operations(case.quick_samples if quick else case.samples, workers, per_ms)
-        cores = usable_cores()
+        samples = case.quick_samples if quick else case.samples
+        costs_ms = case.costs(samples, workers, np.random.default_rng(11))
+        operations = np.maximum(1, np.rint(costs_ms * per_ms)).astype(np.int64)
         dataset = Costly(operations, case.words)
         expected, cpu_s = _alone(dataset)
         per_operation = cpu_s / float(operations.sum())
@@ -153,12 +185,11 @@ class Plan:
         return cls(
             case=case,
             workers=workers,
-            cores=cores,
             operations=operations,
             expected=expected,
             epochs=case.quick_epochs if quick else case.epochs,
             cpu_s=cpu_s,
-            first_s=first_batch_s(cheapest, cores),
+            first_s=first_batch_s(cheapest, usable_cores()),
             overshoot_s=overshoot_s,
         )
 
@@ -170,12 +201,12 @@ class Plan:
     @property
     def step_s(self) -> float:
         """The emulated step: the work of an epoch takes ``load`` times as long on all cores as its steps."""
-        return self.cpu_s / self.cores / self.case.load / self.batches
+        return self.cpu_s / usable_cores() / self.case.load / self.batches
 
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0) -> float:
         """The least time for the timed epochs (see ``work.bound_s``)."""
         work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
-        return work.bound_s(self.first_s, work_s, steps_s, self.cores, ahead_s, left_s)
+        return work.bound_s(self.first_s, work_s, steps_s, usable_cores(), ahead_s, left_s)
 
     def job(self, log: WorkLog | None = None) -> Job:
         """What the loaders are asked to do; ``log`` notes when each sample is prepared."""
@@ -190,11 +221,11 @@ def run(plan: Plan, loader: Loader) -> Run:
     start = time.perf_counter()
     made = loader.make(job)
     first_batch_s = _warm_up(made, plan) - start
+    consumer, step_s = Consumer(), plan.step_s - plan.overshoot_s
     cpu_s, clock, moment = tree_cpu_s(), time.perf_counter(), time.monotonic()
-    consumer = Consumer()
     for _ in range(plan.epochs):
         for batch in made:
-            step(consumer, batch, plan.step_s - plan.overshoot_s)
+            step(consumer, batch, step_s)
     elapsed_s, end, cpu_s = time.perf_counter() - clock, time.monotonic(), tree_cpu_s() - cpu_s
     ahead_s, left_s = log.done_before(moment, 1), log.done_before(end, 1 + plan.epochs)
     bound_s = plan.bound_s(ahead_s, left_s)
@@ -208,19 +239,8 @@ def run(plan: Plan, loader: Loader) -> Run:
         cpu_s=cpu_s,
         peak_rss_bytes=tree_peak_rss_bytes(),
     )
-    del batch  # views of a loader's shared memory would keep it from closing
     consumer.check(plan.expected, plan.epochs)
-    loader.close(made)
     return outcome
-
-
-def rehearse(plan: Plan, loader: Loader) -> None:
-    """Take one batch, in a process of its own, so that what the loader reads from files lies in the page cache.
-
-    Otherwise whoever has not run for some minutes reads it from the disk within its first batch (40 ms, seen here).
-    """
-    for _ in loader.make(plan.job()):
-        break
 
 
 def _warm_up(made: Iterable[Any], plan: Plan) -> float:
@@ -258,19 +278,15 @@ def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterat
     timeout_s = 60 + 20 * plan.bound_s()
 
     def measure(loader: Loader) -> Run:
-        isolated(rehearse, plan, loader, timeout_s=timeout_s)
+        isolated(take_one, loader, plan.job(), timeout_s=timeout_s)
         return isolated(run, plan, loader, timeout_s=timeout_s)
 
-    def figures(one: Run) -> str:
-        return f"{one.efficiency:.3f}, first batch {one.first_batch_s:.3f} s"
-
-    rows, _ = measured_rows(plan.case.name, loaders, repetitions, measure, figures)
+    rows, _ = measured_rows(plan.case.name, loaders, repetitions, measure)
     for row, loader in zip(rows, loaders, strict=True):
         row |= {
-            "warm": loader.warm,
             "emulated_step_s": plan.step_s,
             "cpu_s_alone": plan.cpu_s,
-            "loader_settings": ", ".join(f"{key}={value}" for key, value in loader.settings(plan.job()).items()),
+            "loader_settings": loader.described(plan.job()),
         }
         yield row
 
@@ -282,7 +298,7 @@ def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterat
 def main(
     quick: bool, repetitions: int, wanted: Sequence[str], names: Sequence[str], workers: int
 ) -> Iterator[dict[str, Any]]:
-    cases, loaders = cases_called(CASES, names), present([*COSTLY, *TRIVIAL], wanted)
+    cases, loaders = select("case", CASES, names), present([*COSTLY, *TRIVIAL], wanted)
     per_ms = calibrate() * (0.1 if quick else 1.0)  # a toy run takes a tenth of the work for each sample, too
     overshoot_s = sleep_overshoot_s()
     for case in cases:

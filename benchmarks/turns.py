@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -10,7 +11,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.isolate import MeasurementError
-from benchmarks.peers import Chosen, choose, installed
+from benchmarks.peers import Loader, installed
 from minato_gpu.util.messages import from_extra
 
 with from_extra("bench"):
@@ -31,69 +32,67 @@ class Named(Protocol):
 Turn = TypeVar("Turn", bound=Named)
 
 
-def present(loaders: Sequence[Chosen], wanted: Sequence[str] = ()) -> list[Chosen]:
-    """Those whose name contains one of the ``wanted`` words (all, if none), as far as their package is here; the names
-    of the others go into the document. Raises click.UsageError for a word that fits none."""
-    try:
-        chosen = choose(loaders, wanted)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+def select(kind: str, things: Sequence[Turn], wanted: Sequence[str]) -> list[Turn]:
+    """Those whose name contains one of the ``wanted`` words, or all. Raises click.UsageError for one that fits none."""
+    for word in wanted:
+        if not any(word in each.name for each in things):
+            names = "; ".join(each.name for each in things)
+            raise click.UsageError(f"no {kind} is called {word!r}; there are: {names}")
+    return [each for each in things if not wanted or any(word in each.name for word in wanted)]
+
+
+def present(loaders: Sequence[Loader], wanted: Sequence[str]) -> list[Loader]:
+    """Those that are ``wanted``, as far as their package is here; the names of the others go into the document."""
+    chosen = select("loader", loaders, wanted)
     here = [each for each in chosen if installed(each)]
-    absent = [each.name for each in chosen if each not in here]
-    click.get_current_context().meta.setdefault(report.NOT_INSTALLED, []).extend(absent)
+    report.note_absent(each.name for each in chosen if each not in here)
     return here
 
 
-def in_turns(
-    case: str,
-    loaders: Sequence[Turn],
-    repetitions: int,
-    measure: Callable[[Turn], Result],
-    figures: Callable[[Result], str],
-    time_left: Callable[[], bool] = lambda: True,
-    *,
-    alternate: bool = False,
-) -> tuple[dict[str, list[Result]], dict[str, str]]:
-    """Measure every loader once in each repetition: the results by name, and the last error of those that failed.
+def fastest(case: str, tried: Sequence[Turn], rate: Callable[[Turn], float]) -> tuple[float, Turn] | None:
+    """The rate of the fastest settings, in samples a second, and these; None where all fail with MeasurementError."""
+    found: list[tuple[float, Turn]] = []
+    for loader in tried:
+        try:
+            found.append((rate(loader), loader))
+        except MeasurementError as error:
+            report.progress(f"{case}: {loader} failed:\n{error}")
+    if not found:
+        return None
+    best = max(found, key=lambda each: each[0])
+    report.progress(f"{case}: {', '.join(f'{rate:.0f}' for rate, _ in found)} samples/s -> {best[1]}")
+    return best
 
-    ``measure`` raises MeasurementError; ``figures`` says in a few words what it found, for the progress. Another
-    repetition begins only while there is ``time_left``. ``alternate``: every other one in the reverse order.
+
+def measured_rows(
+    case: str, loaders: Sequence[Turn], repetitions: int, measure: Callable[[Turn], Result], *, alternate: bool = False
+) -> tuple[list[Row], dict[str, list[Result]]]:
+    """Measure every loader once in each repetition: a row for each, with the summary of each figure of its runs, or its
+    last error; and the runs by name.
+
+    ``measure`` returns a NamedTuple or raises MeasurementError. ``alternate``: every other repetition in the reverse
+    order.
     """
     runs: dict[str, list[Result]] = {loader.name: [] for loader in loaders}
-    errors: dict[str, str] = {}
+    errors: dict[str, dict[str, str]] = {}
     for repetition in range(repetitions):
-        if repetition and not time_left():
-            break
         for loader in loaders[:: -1 if alternate and repetition % 2 else 1]:
             where = f"{case}, {repetition + 1}/{repetitions}, {loader.name}"
             try:
                 outcome = measure(loader)
             except MeasurementError as error:
-                errors[loader.name] = str(error)
+                errors[loader.name] = {"error": str(error)}
                 report.progress(f"{where} failed:\n{error}")
                 continue
             runs[loader.name].append(outcome)
-            report.progress(f"{where}: {figures(outcome)}")
-    return runs, errors
-
-
-def measured_rows(
-    case: str,
-    loaders: Sequence[Turn],
-    repetitions: int,
-    measure: Callable[[Turn], Result],
-    figures: Callable[[Result], str],
-) -> tuple[list[Row], dict[str, list[Result]]]:
-    """A row for each loader, which take turns (see ``in_turns``), with the summary of each figure of its runs or the
-    error; and the runs by name."""
-    runs, errors = in_turns(case, loaders, repetitions, measure, figures)
+            first = islice(report.numbers(outcome).items(), 2)
+            report.progress(f"{where}: {', '.join(f'{name} {value:.4g}' for name, value in first)}")
     rows = []
-    for loader in loaders:
-        row: Row = {"case": case, "loader": loader.name}
-        if (order := getattr(loader, "order", None)) is not None:
-            row["order"] = order
-        row |= {"repetitions": len(runs[loader.name]), **report.figures(runs[loader.name])}
-        rows.append(row | ({"error": errors[loader.name]} if loader.name in errors else {}))
+    for name, loader in zip(runs, loaders, strict=True):
+        row: Row = {"case": case, "loader": name}
+        if isinstance(loader, Loader):
+            row["order"] = loader.order
+        rows.append(row | {"repetitions": len(runs[name]), **report.figures(runs[name]), **errors.get(name, {})})
     return rows, runs
 
 
@@ -121,11 +120,3 @@ def ratio_columns(name: str, ours: Sequence[float], theirs: Sequence[float]) -> 
     """``paired`` as ``name``, ``name_low`` and ``name_high`` of a row; no end of an interval that is infinite."""
     ratio, low, high = paired(ours, theirs)
     return {name: ratio, f"{name}_low": low, f"{name}_high": high if np.isfinite(high) else None}
-
-
-def cases_called(cases: Sequence[Turn], wanted: Sequence[str]) -> list[Turn]:
-    """Those whose name contains one of the ``wanted`` words, or all. Raises click.UsageError for one that fits none."""
-    for word in wanted:
-        if not any(word in case.name for case in cases):
-            raise click.UsageError(f"no case is called {word!r}; there are: {'; '.join(case.name for case in cases)}")
-    return [case for case in cases if not wanted or any(word in case.name for word in wanted)]

@@ -48,20 +48,27 @@ def work(operations: int, seed: int) -> int:
     return int.from_bytes(digest.digest()[:8], "little") >> 1
 
 
-def calibrate(trials: int = 7, operations: int = 20_000) -> float:
-    """Operations that one core does in a millisecond: the median of ``trials``."""
-    rates = []
-    for trial in range(trials):
+def compute(seconds: float) -> None:
+    """Hash until this thread has spent so long on a core."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        hashlib.blake2b(b"x" * 2000).digest()
+
+
+def calibrate() -> float:
+    """Operations that one core does in a millisecond: the median of seven trials."""
+    rates, operations = [], 20_000
+    for trial in range(7):
         start = time.perf_counter()
         work(operations, trial)
         rates.append(operations / (time.perf_counter() - start) / 1e3)
     return float(np.median(rates))
 
 
-def sleep_overshoot_s(trials: int = 50) -> float:
-    """By how many seconds ``time.sleep`` of about a millisecond is late here: the median of ``trials``."""
+def sleep_overshoot_s() -> float:
+    """By how many seconds ``time.sleep`` of about a millisecond is late here: the median of fifty."""
     late = []
-    for _ in range(trials):
+    for _ in range(50):
         start = time.perf_counter()
         time.sleep(1e-3)
         late.append(time.perf_counter() - start - 1e-3)
@@ -139,55 +146,41 @@ class WorkLog:
         return float(np.where(over, worth, np.minimum(spent, worth)).sum())
 
 
-class Costly:
-    """Sample ``i`` costs ``operations[i]`` units of work and is an array of ``words`` 64-bit integers."""
+class _Logged:
+    """Sample ``i`` is ``words`` 64-bit integers that depend on ``i``; ``log`` notes when each is prepared."""
 
-    def __init__(self, operations: NDArray[np.int64], words: int, log: WorkLog | None = None) -> None:
-        self.operations = operations
+    def __init__(self, costs: NDArray[Any], words: int = TRIVIAL_WORDS, log: WorkLog | None = None) -> None:
+        self._costs = costs
         self._base = np.arange(words, dtype=np.int64)
         self._log = log
 
     def __len__(self) -> int:
-        return len(self.operations)
+        return len(self._costs)
 
     def __getitem__(self, index: int) -> Int64:
         epoch = self._log.begin(index) if self._log is not None else 0
         row = self._base + index
-        row[0] = index
-        row[1] = work(int(self.operations[index]), index)
+        self._prepare(index, row)
         if self._log is not None:
             self._log.end(index, epoch)
         return row
 
+    def _prepare(self, index: int, row: Int64) -> None:
+        raise NotImplementedError
 
-class Slept:
-    """Sample ``i`` sleeps for ``costs_s[i]`` and is ``words`` 64-bit integers that depend on ``i``."""
 
-    def __init__(self, costs_s: NDArray[np.float64], words: int = TRIVIAL_WORDS, log: WorkLog | None = None) -> None:
-        self.costs_s = costs_s
-        self._base = np.arange(words, dtype=np.int64)
-        self._log = log
+class Costly(_Logged):
+    """Sample ``i`` costs ``costs[i]`` units of work, of which its second number is a digest."""
 
-    def __len__(self) -> int:
-        return len(self.costs_s)
+    def _prepare(self, index: int, row: Int64) -> None:
+        row[1] = work(int(self._costs[index]), index)
 
-    def row(self, index: int) -> Int64:
-        """The numbers alone."""
-        row = self._base + index
-        row[0] = index
-        return row
 
-    def __getitem__(self, index: int) -> Any:
-        epoch = self._log.begin(index) if self._log is not None else 0
-        time.sleep(float(self.costs_s[index]))
-        sample = self.sample(index)
-        if self._log is not None:
-            self._log.end(index, epoch)
-        return sample
+class Slept(_Logged):
+    """Sample ``i`` sleeps for ``costs[i]`` seconds."""
 
-    def sample(self, index: int) -> Any:
-        """What a loader gets."""
-        return self.row(index)
+    def _prepare(self, index: int, row: Int64) -> None:
+        time.sleep(float(self._costs[index]))
 
 
 def kits19(samples: int, workers: int, rng: np.random.Generator) -> Costs:

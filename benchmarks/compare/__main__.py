@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ import click
 
 from benchmarks import report
 from benchmarks.compare.ratios import against_peers
-from benchmarks.compare.run import CANDIDATES, Case, Run, run, watched
+from benchmarks.compare.run import CANDIDATES, Case, Run, peak_pss_bytes, run
 from benchmarks.compare.workloads import job
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import Loader, installed
-from benchmarks.turns import measured_rows
+from benchmarks.turns import fastest, measured_rows, select
 from benchmarks.work import sleep_overshoot_s
 from minato_gpu.util.threads import usable_cores
 
@@ -50,63 +49,49 @@ _SHOWN = (
 
 
 def rows_of(
-    base: Case, loaders: Sequence[str], loads: Sequence[float], repetitions: int, *, quick: bool
+    base: Case, loaders: Sequence[Loader], loads: Sequence[float], repetitions: int, *, quick: bool
 ) -> Iterator[dict[str, Any]]:
     """All rows of one workload and one number of workers: its peers tuned first (not if ``quick``), then every load."""
-    candidates = [CANDIDATES[name] for name in loaders if _can_run(CANDIDATES[name][0], base.workload, base.directory)]
-    chosen = [each[0] if quick else tuned(base, each) for each in candidates]
+    asked = job(base.workload, base.directory, 1)
+    here = [loader for loader in loaders if installed(loader) and loader.can_run(asked)]
+    chosen = here if quick else [tuned(base, loader) for loader in here]
     for load in loads:
-        yield from case_rows(base.with_step(load), chosen, repetitions, quick=quick)
+        yield from case_rows(base.with_step(load), chosen, repetitions)
 
 
-def tuned(case: Case, candidates: Sequence[Loader]) -> Loader:
-    """The candidate that prepares most samples per second without a step."""
-    if len(candidates) == 1:
-        return candidates[0]
-    rates = [_rate(replace(case, epochs=1, warm_ups=1), each) for each in candidates]
-    best = candidates[rates.index(max(rates))]
-    report.progress(f"{case.workload}, {best.name}: {', '.join(f'{rate:.0f}' for rate in rates)} samples/s -> {best}")
-    return best
+def tuned(case: Case, loader: Loader) -> Loader:
+    """The loader with those of its settings that prepare most samples per second without a step."""
+    if len(CANDIDATES[loader.name]) == 1:
+        return loader
+
+    def rate(tried: Loader) -> float:
+        return isolated(run, case, tried, timeout_s=_limit_s(case)).samples_per_s
+
+    best = fastest(f"{case.workload}, {loader.name}", CANDIDATES[loader.name], rate)
+    return loader if best is None else best[1]
 
 
-def _rate(case: Case, loader: Loader) -> float:
-    try:
-        return isolated(run, case, loader, timeout_s=_limit_s(case)).samples_per_s
-    except MeasurementError as error:
-        report.progress(f"{case.workload}, {loader} failed:\n{error}")
-        return 0.0
-
-
-def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick: bool) -> Iterator[dict[str, Any]]:
+def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int) -> Iterator[dict[str, Any]]:
     """A row for each loader; they take turns within each repetition.
 
     What the work costs is measured again in each repetition: the machine is not always equally fast. Memory is watched
-    in a run of its own; if ``quick``, in the same.
+    in a run of its own.
     """
     now = case
-    peaks: dict[str, int] = {}
 
     def measure(loader: Loader) -> Run:
         nonlocal now
-        if loader is loaders[0] and not quick:
+        if loader is loaders[0]:
             now = isolated(case.measured_again, timeout_s=_limit_s(case))
-        if not quick:
-            return isolated(run, now, loader, timeout_s=_limit_s(case))
-        measured, peaks[loader.name] = isolated(watched, now, loader, timeout_s=_limit_s(case))
-        return measured
-
-    def figures(one: Run) -> str:
-        return f"{one.samples_per_s:.1f} samples/s, efficiency {one.efficiency:.3f}"
+        return isolated(run, now, loader, timeout_s=_limit_s(case))
 
     name = f"{case.workload}, {case.workers} workers, step {1e3 * case.step_s:.1f} ms"
-    rows, runs = measured_rows(name, loaders, repetitions, measure, figures)
+    rows, runs = measured_rows(name, loaders, repetitions, measure)
     for row, loader in zip(rows, loaders, strict=True):
-        if not quick:
-            shorter = replace(case, epochs=1, warm_ups=1)
-            try:
-                _, peaks[loader.name] = isolated(watched, shorter, loader, timeout_s=_limit_s(case))
-            except MeasurementError as error:
-                row["error"] = str(error)
+        try:
+            row["peak_pss_bytes"] = isolated(peak_pss_bytes, case, loader, timeout_s=_limit_s(case))
+        except MeasurementError as error:
+            row["error"] = str(error)
         row |= {
             "workload": case.workload,
             "step": "emulated" if case.load else "none",
@@ -114,9 +99,8 @@ def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick:
             "load": case.load,
             "workers": case.workers,
             "cpu_s": case.cpu_s,
-            "samples": case.samples * case.epochs,
+            "samples": case.samples,
             "batch_size": case.batch_size,
-            "peak_pss_bytes": peaks.get(loader.name),
         }
         if runs[loader.name]:
             row["loader_settings"] = runs[loader.name][0].settings
@@ -124,12 +108,7 @@ def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick:
 
 
 def _limit_s(case: Case) -> float:
-    return 60 + 20 * (case.epochs + case.warm_ups) * case.cpu_s
-
-
-def _can_run(loader: Loader, name: str, directory: Path) -> bool:
-    possible = getattr(loader, "can_run", None)
-    return installed(loader) and (possible is None or possible(job(name, directory, 1)))
+    return 60 + 40 * case.cpu_s
 
 
 @report.benchmark("compare", 5, shown=_SHOWN)
@@ -138,8 +117,6 @@ def _can_run(loader: Loader, name: str, directory: Path) -> bool:
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="DIR/WORKLOAD made by benchmarks.data.")
 @click.option("--workers", "counts", type=click.IntRange(min=1), multiple=True, help="Default: one for each core.")
 @click.option("--load", "loads", type=float, multiple=True, help=f"Work over steps, 0: no step. Default: {LOADS}.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="That are timed.")
-@click.option("--warm-ups", type=click.IntRange(min=1), default=1, show_default=True, help="Epochs before those.")
 def main(
     quick: bool,
     repetitions: int,
@@ -148,13 +125,8 @@ def main(
     data: Path | None,
     counts: tuple[int, ...],
     loads: tuple[float, ...],
-    epochs: int,
-    warm_ups: int,
 ) -> Iterator[dict[str, Any]]:
-    wanted = wanted or (_QUICK if quick else ())
-    loaders = [name for name in CANDIDATES if not wanted or any(word in name for word in wanted)]
-    if not loaders:
-        raise click.UsageError(f"no loader is called {wanted!r}; there are: {', '.join(CANDIDATES)}")
+    loaders = select("loader", [tried[0] for tried in CANDIDATES.values()], wanted or (_QUICK if quick else ()))
     loads = loads or ((0.0,) if quick else LOADS)
     with tempfile.TemporaryDirectory() as scratch:
         for name in names or tuple(WORKLOADS):
@@ -162,11 +134,11 @@ def main(
             if not directory.exists():
                 report.progress(f"making data for {name} in {directory}")
                 directory.mkdir(parents=True)
-                for _ in WORKLOADS[name].write(directory, 24 if quick else 300, 0):
+                for _ in WORKLOADS[name].write(directory, 24 if quick else 300):
                     pass
             for count in counts or (usable_cores(),):
-                base = isolated(Case.measured, name, directory, count, epochs, sleep_overshoot_s())
-                yield from rows_of(replace(base, warm_ups=warm_ups), loaders, loads, repetitions, quick=quick)
+                base = isolated(Case.measured, name, directory, count, sleep_overshoot_s())
+                yield from rows_of(base, loaders, loads, repetitions, quick=quick)
 
 
 if __name__ == "__main__":

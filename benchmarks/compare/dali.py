@@ -25,7 +25,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from benchmarks.compare.workloads import INDEX
-from benchmarks.peers.base import Job
+from benchmarks.peers.base import Job, Loader
 from minato_gpu import Pipeline
 
 Columns = tuple[Any, ...]
@@ -33,22 +33,18 @@ Columns = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class DaliReaders:
+class DaliReaders(Loader):
     """``nvidia.dali.Pipeline`` with ``fn.readers.file``; ``prefetch``: its queue depth.
 
-    ``own_draws``: the random values are DALI's own, so batches are the same work as everybody else's but not the same
-    pixels. Epochs must be read to their end: DALI's readers cannot be sent back to the first file.
+    Epochs must be read to their end: DALI's readers cannot be sent back to the first file.
     """
 
-    name: str
-    prefetch: int = 2
-    package: str = "nvidia.dali"
-    order: str = "in order"
-    warm: bool = True
-    own_draws: bool = True
+    package = "nvidia.dali"
+    own_draws = True
 
-    @staticmethod
-    def can_run(job: Job) -> bool:
+    prefetch: int = 2
+
+    def can_run(self, job: Job) -> bool:
         """Whether the job is one of photographs. The others have no equivalent, stage by stage, with DALI's readers:
         none reads compressed NIfTI volumes, DALI's resampler of audio has another filter than the pipeline's, and the
         light and heavy steps of speech are Python. A graph that left these out would do other work."""
@@ -60,22 +56,19 @@ class DaliReaders:
     def make(self, job: Job) -> Iterable[Any]:
         return _Epochs(job, self.settings(job))
 
-    def close(self, loader: Any) -> None:
-        loader.graph, loader.left = None, ()
-
 
 class _Epochs:
-    """One graph for all epochs. ``left``: samples that DALI has delivered with earlier ones, not yet asked for."""
+    """One graph for all epochs. ``_left``: samples that DALI has delivered with earlier ones, not yet asked for."""
 
     def __init__(self, job: Job, settings: dict[str, Any]) -> None:
         self._job = job
         self._kind = _KINDS[job.pipeline.name]
         self._scheduled = 0
-        self.left: Columns = ()
-        self.graph: Any = self._build(settings)
+        self._left: Columns = ()
+        self._graph: Any = self._build(settings)
         for _ in range(settings["prefetch_queue_depth"]):
             self._count_begun()
-        self.graph.schedule_run()  # the first call fills the queue
+        self._graph.schedule_run()  # the first call fills the queue
 
     def __iter__(self) -> Iterator[Any]:
         for indices in self._job.batches:
@@ -88,19 +81,19 @@ class _Epochs:
     def _take(self, count: int) -> Iterator[Columns]:
         """The next ``count`` samples, in as many parts as DALI delivers them."""
         while count:
-            if not self.left:
-                self.left = self._receive()
-            size = len(self.left[0])
-            yield tuple(column[:count] for column in self.left)
-            self.left = tuple(column[count:] for column in self.left) if size > count else ()
+            if not self._left:
+                self._left = self._receive()
+            size = len(self._left[0])
+            yield tuple(column[:count] for column in self._left)
+            self._left = tuple(column[count:] for column in self._left) if size > count else ()
             count -= min(size, count)
 
     def _receive(self) -> Columns:
         """A batch of DALI's. The next one is scheduled before this one is used, as DALI's own iterators do it."""
-        outputs = self.graph.share_outputs()
-        self.graph.release_outputs()
+        outputs = self._graph.share_outputs()
+        self._graph.release_outputs()
         self._count_begun()
-        self.graph.schedule_run()
+        self._graph.schedule_run()
         indices, *rest = (_column(output) for output in outputs)
         return indices.reshape(-1), *rest
 
@@ -146,12 +139,8 @@ def told_by(pipeline: Pipeline) -> dict[str, Any]:
 
 def finished(dali: ModuleType, image: Any, size: Any, mirror: Any, told: Mapping[str, Any]) -> Any:
     """Resized without antialiasing, as the pipelines do it; mirrored; normalised; channel first."""
-    return normalised(dali, resized(dali, image, size), mirror, told)
-
-
-def resized(dali: ModuleType, image: Any, size: Any) -> Any:
-    """Bilinear, without antialiasing."""
-    return dali.fn.resize(image, size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
+    resized = dali.fn.resize(image, size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
+    return normalised(dali, resized, mirror, told)
 
 
 def normalised(dali: ModuleType, image: Any, mirror: Any, told: Mapping[str, Any]) -> Any:

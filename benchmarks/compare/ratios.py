@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
+from benchmarks import report
 from benchmarks.peers import Loader
 from benchmarks.turns import ratio_columns
 
@@ -24,42 +23,26 @@ class Measured(Protocol):
 
 
 def against_peers(loader: Loader, loaders: Sequence[Loader], runs: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
-    """Columns of one of this loader's rows: its rate over that of the best peer in the same order, and of PyTorch.
+    """Columns of one of this loader's rows: its rate over that of the best peer in the same order, and its CPU seconds
+    of a sample over those of the peer that needs least.
 
-    In order is compared with peers in order; bounded with peers out of order. Peers that failed are left out. Also the
-    CPU seconds of a sample over those of the peer that needs least.
+    In order is compared with peers in order; bounded with peers out of order. Peers that failed are left out.
     """
-    if not loader.name.startswith(OURS):
-        return {}
-    mine = runs[loader.name]
+    count = len(runs[loader.name])
     peers = [
         each.name
         for each in loaders
-        if not each.name.startswith(OURS)
-        and (each.order == "in order") == (loader.order == "in order")
-        and mine
-        and len(runs[each.name]) == len(mine)
+        if not each.name.startswith(OURS) and each.in_order == loader.in_order and len(runs[each.name]) == count
     ]
-    row: dict[str, Any] = {}
-    for name, chosen in (("peer", peers), ("pytorch", [each for each in peers if each.startswith("pytorch")])):
-        if chosen:
-            best = max(chosen, key=lambda each: float(np.median(_rates(runs[each]))))
-            row |= {f"best_{name}": best, **ratio_columns(f"ratio_to_{name}", _rates(mine), _rates(runs[best]))}
-    if peers:
-        thrifty = min(peers, key=lambda each: float(np.median(_costs(runs[each]))))
-        row |= {
-            "thriftiest_peer": thrifty,
-            **ratio_columns("cpu_ratio_to_peer", _costs(mine), _costs(runs[thrifty])),
-        }
+    if not loader.name.startswith(OURS) or not count or not peers:
+        return {}
+    rates = {name: [one.samples_per_s for one in runs[name]] for name in (loader.name, *peers)}
+    costs = {name: [one.cpu_s_per_sample for one in runs[name]] for name in (loader.name, *peers)}
+    best = max(peers, key=lambda name: report.median(rates[name]))
+    thrifty = min(peers, key=lambda name: report.median(costs[name]))
+    row = {"best_peer": best, **ratio_columns("ratio_to_peer", rates[loader.name], rates[best])}
+    row |= {"thriftiest_peer": thrifty, **ratio_columns("cpu_ratio_to_peer", costs[loader.name], costs[thrifty])}
     return row
-
-
-def _rates(runs: Sequence[Measured]) -> list[float]:
-    return [one.samples_per_s for one in runs]
-
-
-def _costs(runs: Sequence[Measured]) -> list[float]:
-    return [one.cpu_s_per_sample for one in runs]
 
 
 # --- the table of a comparison: for each case the best of each family, and this loader against the best peer ----------

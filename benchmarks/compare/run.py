@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,15 +40,13 @@ class Case:
     ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
     ``cpu_s``: CPU seconds that one process, alone, needs for an epoch. ``first_s``: the least time to the first batch
     in order; ``any_s``: to any batch. ``sample_bytes``: what a prepared sample takes, on average. ``costs_s``: of each
-    sample alone. ``warm_ups``: epochs, without steps, before the timed ones: loaders that go on with the next epoch
-    before one has ended should begin the timed ones with as much in hand as they will leave.
+    sample alone.
     """
 
     workload: str
     directory: Path
     workers: int
     load: float
-    epochs: int
     samples: int
     batch_size: int
     cpu_s: float
@@ -58,10 +56,9 @@ class Case:
     overshoot_s: float
     costs_s: Array
     step_s: float = 0.0
-    warm_ups: int = 1
 
     @classmethod
-    def measured(cls, workload: str, directory: Path, workers: int, epochs: int, overshoot_s: float) -> Case:
+    def measured(cls, workload: str, directory: Path, workers: int, overshoot_s: float) -> Case:
         """Measure what an epoch costs here; call it in a fresh process. There is no step."""
         asked = job(workload, directory, workers)
         alone = Alone.measured(asked)
@@ -71,7 +68,6 @@ class Case:
             directory,
             workers,
             0.0,
-            epochs,
             samples=len(alone.costs_s),
             batch_size=asked.batch_size,
             cpu_s=alone.cpu_s,
@@ -94,14 +90,13 @@ class Case:
 
     def measured_again(self) -> Case:
         """The case with what an epoch costs now; call it in a fresh process."""
-        now = Case.measured(self.workload, self.directory, self.workers, self.epochs, self.overshoot_s)
+        now = Case.measured(self.workload, self.directory, self.workers, self.overshoot_s)
         return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s, costs_s=now.costs_s)
 
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0, *, in_order: bool) -> float:
-        """The least time for the timed epochs (see ``work.bound_s``)."""
+        """The least time for the timed epoch (see ``work.bound_s``)."""
         first_s = self.first_s if in_order else self.any_s
-        work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
-        return bound_s(first_s, work_s, steps_s, usable_cores(), ahead_s, left_s)
+        return bound_s(first_s, self.cpu_s, self.batches * self.step_s, usable_cores(), ahead_s, left_s)
 
 
 @dataclass(frozen=True)
@@ -116,11 +111,11 @@ class Alone:
     sample_bytes: int
 
     @classmethod
-    def measured(cls, asked: Job, repeats: int = 2) -> Alone:
+    def measured(cls, asked: Job) -> Alone:
         torch.set_num_threads(1)
         keep_freed_memory()
         WorkerBlocks(0, Arena("alone")).serve()
-        passes = [cls._one(asked) for _ in range(1 + repeats)][1:]
+        passes = [cls._one(asked) for _ in range(3)][1:]
         return min(passes, key=lambda each: each.cpu_s)
 
     @classmethod
@@ -156,8 +151,7 @@ _CHECKED = 3  # batches whose content is compared
 _WATCH_S = 0.02
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What one run measured. ``settings``: of the loader."""
 
     samples_per_s: float
@@ -174,86 +168,85 @@ class Run:
 
 
 def run(case: Case, loader: Loader) -> Run:
-    """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
+    """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed.
+
+    An epoch without steps goes before the timed one: loaders that go on with the next epoch before one has ended should
+    begin with as much in hand as they will leave.
+    """
     begun = Begun(case.samples)
     asked = job(case.workload, case.directory, case.workers, begun, case.sample_bytes)
     reader = Reader(case.batch_size)
     start = time.perf_counter()
     made = loader.make(asked)
-    first, kept = _warm_up(made, reader, case.warm_ups)
-    ahead_s = begun.work_s(case.warm_ups, case.costs_s)
+    first, kept = _warm_up(made, reader)
+    ahead_s = begun.work_s(1, case.costs_s)
     waits: list[float] = []
-    gaps: list[float] = []
+    reader.begin_epoch()
     cpu, clock = tree_cpu_s(), time.perf_counter()
-    for _ in range(case.epochs):
-        reader.begin_epoch()
-        asking, batches = time.perf_counter(), iter(made)
-        for number in range(case.batches):
-            batch = next(batches)
-            now = time.perf_counter()
-            (waits if number else gaps).append(now - asking)
-            reader.read(batch)
-            rest = now + case.step_s - case.overshoot_s - time.perf_counter()
-            if rest > 0:
-                time.sleep(rest)
-            asking = time.perf_counter()
-        if next(batches, None) is not None:
-            raise RuntimeError(f"{loader.name} delivered more than {case.batches} batches")
+    asking, batches = clock, iter(made)
+    for _ in range(case.batches):
+        batch = next(batches)
+        now = time.perf_counter()
+        waits.append(now - asking)
+        reader.read(batch)
+        rest = now + case.step_s - case.overshoot_s - time.perf_counter()
+        if rest > 0:
+            time.sleep(rest)
+        asking = time.perf_counter()
+    if next(batches, None) is not None:
+        raise RuntimeError(f"{loader.name} delivered more than {case.batches} batches")
     elapsed, cpu = time.perf_counter() - clock, tree_cpu_s() - cpu
-    left_s = begun.work_s(case.warm_ups + case.epochs, case.costs_s)
-    del batch, batches
-    reader.check(case.samples, case.warm_ups + case.epochs)
-    loader.close(made)
-    if not getattr(loader, "own_draws", False):
+    left_s = begun.work_s(2, case.costs_s)
+    reader.check(case.samples, epochs=2)
+    if not loader.own_draws:
         compare_content(kept, asked, allowed(asked, loader))
-    count = case.samples * case.epochs
-    p50, p95, p99 = np.percentile(waits, [50, 95, 99])
+    p50, p95, p99 = np.percentile(waits[1:], [50, 95, 99])
     return Run(
-        samples_per_s=count / elapsed,
-        efficiency=case.bound_s(ahead_s, left_s, in_order=loader.order == "in order") / elapsed,
-        au=case.epochs * case.batches * case.step_s / elapsed,
+        samples_per_s=case.samples / elapsed,
+        efficiency=case.bound_s(ahead_s, left_s, in_order=loader.in_order) / elapsed,
+        au=case.batches * case.step_s / elapsed,
         first_batch_s=first - start,
-        epoch_gap_s=float(np.median(gaps)),
+        epoch_gap_s=waits[0],
         wait_p50_s=float(p50),
         wait_p95_s=float(p95),
         wait_p99_s=float(p99),
-        cpu_s_per_sample=cpu / count,
+        cpu_s_per_sample=cpu / case.samples,
         lateness_max=float(reader.late),
-        settings=", ".join(f"{key}={value}" for key, value in loader.settings(asked).items()),
+        settings=loader.described(asked),
     )
 
 
-def watched(case: Case, loader: Loader) -> tuple[Run, int]:
-    """As ``run``, with the process tree's proportional bytes at their peak. Watching takes time."""
-    peak, stop = [0], threading.Event()
+def peak_pss_bytes(case: Case, loader: Loader) -> int:
+    """The process tree's proportional bytes at their peak in a run, whose figures do not count: watching takes time."""
+    peak, stop = 0, threading.Event()
 
     def watch() -> None:
+        nonlocal peak
         while not stop.wait(_WATCH_S):
-            peak[0] = max(peak[0], tree_pss_bytes())
+            peak = max(peak, tree_pss_bytes())
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        measured = run(case, loader)
+        run(case, loader)
     finally:
         stop.set()
         thread.join()
-    return measured, peak[0]
+    return peak
 
 
-def _warm_up(made: Iterable[Any], reader: Reader, epochs: int) -> tuple[float, list[Any]]:
-    """Epochs without steps; the moment of the first batch, and copies of some batches.
+def _warm_up(made: Iterable[Any], reader: Reader) -> tuple[float, list[Any]]:
+    """An epoch without steps; the moment of the first batch, and copies of some batches.
 
     They are compared when all is over: a pause here would give those a start who go on with the next epoch.
     """
-    first, kept = 0.0, []
-    for epoch in range(epochs):
-        reader.begin_epoch()
-        for number, batch in enumerate(made):
-            first = first or time.perf_counter()
-            reader.read(batch)
-            if number < _CHECKED and epoch == 0:
-                kept.append(copy.deepcopy(batch))
+    first, kept = 0.0, list[Any]()
+    reader.begin_epoch()
+    for batch in made:
+        first = first or time.perf_counter()
+        reader.read(batch)
+        if len(kept) < _CHECKED:
+            kept.append(copy.deepcopy(batch))
     return first, kept
 
 

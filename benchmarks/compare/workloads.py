@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,10 @@ class Begun:
     def __init__(self, samples: int) -> None:
         self.counts = np.frombuffer(mmap.mmap(-1, 4 * samples), np.int32)
 
-    def beyond(self, epochs: int) -> Array:
-        """How often each sample has been begun for later epochs than these."""
-        return np.maximum(self.counts - epochs, 0).astype(np.float64)
-
     def work_s(self, epochs: int, costs_s: Array) -> float:
-        """What those cost, at ``costs_s`` for each sample. (Of those under way, the rest counts too.)"""
-        return float((self.beyond(epochs) * costs_s).sum())
+        """What was begun for later epochs than these costs, at ``costs_s`` for each sample. (Of those under way, the
+        rest counts too.)"""
+        return float((np.maximum(self.counts - epochs, 0) * costs_s).sum())
 
 
 class Indexed:
@@ -88,34 +84,27 @@ class Padded:
         return {**batch, INDEX: torch.tensor(indices)}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """``batch_size`` is the published one, smaller where the data are."""
-
-    batch_size: int
-    collate: Callable[[list[Any]], Any]
-
-
-SETTINGS: dict[str, Setting] = {
-    "image_classification": Setting(64, default_collate),
-    "object_detection": Setting(8, Padded(object_detection.pad_batch)),
-    "segmentation_3d": Setting(3, default_collate),
-    "speech_recognition": Setting(24, Padded(speech_recognition.pad_batch)),
+SETTINGS: dict[str, tuple[int, Callable[[list[Any]], Any]]] = {
+    "image_classification": (64, default_collate),
+    "object_detection": (8, Padded(object_detection.pad_batch)),
+    "segmentation_3d": (3, default_collate),
+    "speech_recognition": (24, Padded(speech_recognition.pad_batch)),
 }
+"""The published batch size, which is smaller where the data are, and the collate function."""
 
 
 def job(name: str, directory: Path, workers: int, begun: Begun | None = None, sample_bytes: int = 0) -> Job:
     """What loaders are asked to do: several epochs over the data in ``directory``."""
-    workload, setting = WORKLOADS[name], SETTINGS[name]
+    workload, (batch_size, collate) = WORKLOADS[name], SETTINGS[name]
     pipeline = with_index(workload.pipeline(directory))
     source = Indexed(workload.dataset(directory), begun)
     return Job(
         Prepared(source, pipeline, first_epoch_seed()),
-        min(setting.batch_size, max(1, len(source) // _BATCHES)),
+        min(batch_size, max(1, len(source) // _BATCHES)),
         workers,
         sample_bytes=sample_bytes,
         keep_workers=True,
-        collate=setting.collate,
+        collate=collate,
         source=source,
         pipeline=pipeline,
     )
@@ -146,8 +135,8 @@ class Reader:
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
         self._indices: list[Any] = []
-        self._late = 0
         self._in_epoch = 0
+        self.late = 0  # batches after its place in the sampler's order that the latest sample came
 
     def begin_epoch(self) -> None:
         """The next batch is an epoch's first."""
@@ -158,14 +147,9 @@ class Reader:
         read_bytes(batch)
         indices = np.asarray(batch[INDEX])
         self._indices.append(indices)
-        self._late = max(self._late, self._in_epoch - int(indices.min()) // self._batch_size)
+        self.late = max(self.late, self._in_epoch - int(indices.min()) // self._batch_size)
         self._in_epoch += 1
         return len(indices)
-
-    @property
-    def late(self) -> int:
-        """How many batches after its place in the sampler's order the latest sample came."""
-        return self._late
 
     def check(self, samples: int, epochs: int) -> None:
         """Raises ContentError unless every sample came once in each epoch."""
@@ -180,19 +164,25 @@ def same_content(batch: Any, job: Job, tolerance: Tolerance | None) -> None:
 
     ``tolerance``: how far pictures may be off, in levels; None: not at all. Raises ContentError.
     """
+    limit = 0.0 if tolerance is None else tolerance.maximum
+    for name, off in deviations(batch, job):
+        if off.max(initial=0.0) > limit:
+            raise ContentError(f"{name} of samples is off by {off.max():g} levels, allowed {limit:g}")
+
+
+def deviations(batch: Any, job: Job) -> Iterator[tuple[str, Array]]:
+    """The name of each array of floats, and how far it is from what one process prepares for the same indices, in
+    levels of its field. Raises ContentError where a shape differs, or anything but floats."""
     indices = np.asarray(batch[INDEX]).tolist()
     expected = job.join([job.dataset[index] for index in indices])
     fields = job.pipeline.fields_at(len(job.pipeline.stages))
     for name, wanted in expected.items():
         level = fields[name].level if name in job.pipeline.outputs else 1.0
-        found = list(leaves(batch[name]))
-        for one, other in zip(leaves(wanted), found, strict=True):
-            if one.shape != other.shape:
-                raise ContentError(f"{name} of samples {indices[:5]}: shape {other.shape}, should be {one.shape}")
-            limit = 0.0 if tolerance is None or one.dtype.kind != "f" else tolerance.maximum * level
-            off = np.abs(one.astype(np.float64) - other.astype(np.float64)).max(initial=0.0)
-            if off > limit:
-                raise ContentError(f"{name} of samples {indices[:5]} is off by {off:g}, allowed {limit:g}")
+        for one, other in zip(leaves(wanted), leaves(batch[name]), strict=True):
+            if one.shape != other.shape or (one.dtype.kind != "f" and not np.array_equal(one, other)):
+                raise ContentError(f"{name} of samples {indices[:5]} is {other.shape} of others than it should be")
+            if one.dtype.kind == "f":
+                yield name, np.abs(one.astype(np.float64) - other.astype(np.float64)) / level
 
 
 def leaves(batch: Any) -> Iterator[Any]:
@@ -210,11 +200,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 def read_bytes(batch: Any) -> None:
     """Read every byte of a batch."""
     for leaf in leaves(batch):
-        _read(leaf)
-
-
-def _read(array: Any) -> None:
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = len(flat) // 8 * 8
-    np.bitwise_xor.reduce(flat[:whole].view(np.int64))
-    np.bitwise_xor.reduce(flat[whole:])
+        flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+        whole = len(flat) // 8 * 8
+        np.bitwise_xor.reduce(flat[:whole].view(np.int64))
+        np.bitwise_xor.reduce(flat[whole:])

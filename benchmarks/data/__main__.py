@@ -20,7 +20,6 @@ from benchmarks import report
 from benchmarks.data import detection, speech, volumes
 from benchmarks.data.published import RATIOS, SPREADS, costs, measured
 from minato_gpu import Pipeline
-from minato_gpu.lab.commands.common import writable
 from minato_gpu.lab.demo.photographs import make
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
 
@@ -32,16 +31,16 @@ _MEASURED = 600  # samples that are measured, at most
 class Workload:
     """How its data are written, and what prepares a sample of them."""
 
-    write: Callable[[Path, int, int], Iterator[int]]
+    write: Callable[[Path, int], Iterator[int]]
     dataset: Callable[[Path], Any]
     pipeline: Callable[[Path], Pipeline]
 
 
-def photographs(directory: Path, count: int, seed: int) -> Iterator[int]:
+def photographs(directory: Path, count: int) -> Iterator[int]:
     """Write the demonstration's photographs, whose sizes are log-normal from 0.05 to 12 megapixels; yields ``count``
     when all are done. No spread of cost is published for them. Raises DataSetError for fewer than 15."""
     directory.rmdir()  # ``make`` moves a finished folder into its place
-    make(directory, count, seed)
+    make(directory, count, 0)
     yield count
 
 
@@ -76,23 +75,16 @@ def table(name: str, directory: Path) -> list[dict[str, Any]]:
 @click.argument("name", metavar="WORKLOAD", type=click.Choice(list(WORKLOADS)))
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="A new or empty folder.")
 @click.option("--size", type=click.IntRange(min=16), default=600, show_default=True, help="How many samples.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--json",
-    "json_path",
-    metavar="PATH",
-    callback=writable,
-    help="Write the table as JSON; - for standard output.",
-)
-def main(name: str, out: Path, size: int, seed: int, json_path: str | None) -> None:
+@report.json_option
+def main(name: str, out: Path, size: int, json_path: str | None) -> None:
     if out.exists() and any(out.iterdir()):
         raise click.UsageError(f"--out {out} is not empty; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    with click.progressbar(WORKLOADS[name].write(out, size, seed), length=size, label=name, file=sys.stderr) as done:
+    with click.progressbar(WORKLOADS[name].write(out, size), length=size, label=name, file=sys.stderr) as done:
         for _ in done:
             pass
     rows = [{"workload": name, **row} for row in table(name, out)]
-    settings = {"workload": name, "size": size, "seed": seed, "tolerance": TOLERANCE}
+    settings = {"workload": name, "size": size, "tolerance": TOLERANCE}
     report.publish(
         report.document("data", settings, rows),
         json_path,

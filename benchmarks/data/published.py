@@ -72,14 +72,14 @@ def measured(seconds: ArrayLike) -> dict[str, float]:
 # --- what samples cost here, and the size of a sample that shall cost so much -----------------------------------------
 
 
-def costs(dataset: Any, pipeline: Pipeline, indices: Iterable[int], repeats: int = 3) -> Array:
-    """CPU seconds that this thread needs for each sample, with the draws of epoch 0; the least of ``repeats``.
+def costs(dataset: Any, pipeline: Pipeline, indices: Iterable[int]) -> Array:
+    """CPU seconds that this thread needs for each sample, with the draws of epoch 0; the least of three.
 
     One pass over all samples after the other: a machine is slower for some seconds, now and then, and a sample's
     repetitions should not all fall into that.
     """
     chosen = list(indices)
-    passes = [[_cost(dataset, pipeline, index) for index in chosen] for _ in range(repeats)]
+    passes = [[_cost(dataset, pipeline, index) for index in chosen] for _ in range(3)]
     least: Array = np.min(np.array(passes), axis=0)
     return least
 
@@ -115,14 +115,14 @@ class Curve:
         return sizes
 
 
-def sizes_of_mixture(wanted: Array, curves: Sequence[tuple[float, Curve]], rounds: int = 60) -> Array:
+def sizes_of_mixture(wanted: Array, curves: Sequence[tuple[float, Curve]]) -> Array:
     """Sizes, rising, whose costs have the distribution ``wanted`` (rising) when chance decides which curve holds.
 
     ``curves``: (probability, curve). Each round moves every size by what the mixture misses at its rank.
     """
     sizes = curves[0][1].sizes(wanted)
     ranks = (np.arange(len(wanted)) + 0.5) / len(wanted)
-    for _ in range(rounds):
+    for _ in range(60):
         found = np.concatenate([curve.seconds(sizes) for _, curve in curves])
         weights = np.concatenate([np.full(len(sizes), share / len(sizes)) for share, _ in curves])
         order = np.argsort(found, kind="stable")

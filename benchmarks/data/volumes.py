@@ -36,19 +36,19 @@ def pipeline() -> Pipeline:
     return segmentation_3d.build(PATCH, oversampling=BALANCED)
 
 
-def write(directory: Path, count: int, seed: int) -> Iterator[int]:
+def write(directory: Path, count: int) -> Iterator[int]:
     """Write ``count`` cases; yields how many are done."""
     relative = SPREADS["segmentation_3d"].relative(count)
-    curves = _curves(seed)
+    curves = _curves()
     middle = sum(share * float(curve.seconds(np.array([_MEDIAN_VOXELS]))[0]) for share, curve in curves)
     sizes = sizes_of_mixture(middle * relative, curves)
-    yield from _write(directory, np.random.default_rng(seed).permutation(sizes), seed)
+    yield from _write(directory, np.random.default_rng(0).permutation(sizes))
 
 
-def _curves(seed: int) -> list[tuple[float, Curve]]:
+def _curves() -> list[tuple[float, Curve]]:
     """Seconds by voxels for crops anywhere and for balanced ones."""
     with tempfile.TemporaryDirectory() as scratch:
-        for _ in _write(Path(scratch), _PROBES, seed):
+        for _ in _write(Path(scratch), _PROBES):
             pass
         dataset = segmentation_3d.dataset(scratch)
         found = []
@@ -59,11 +59,11 @@ def _curves(seed: int) -> list[tuple[float, Curve]]:
     return found
 
 
-def _write(directory: Path, sizes: Array, seed: int) -> Iterator[int]:
+def _write(directory: Path, sizes: Array) -> Iterator[int]:
     for number, voxels in enumerate(sizes.tolist()):
         folder = directory / f"case_{number:05}"
         folder.mkdir(parents=True, exist_ok=True)
-        image, label = _volume(voxels, np.random.default_rng([seed, number]))
+        image, label = _volume(voxels, np.random.default_rng([0, number]))
         for name, array in (("imaging", image), ("segmentation", label)):
             _nibabel().save(_nifti(array), folder / f"{name}.nii.gz")
         yield number + 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from importlib.util import find_spec
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class Job:
     ``sample_bytes``: what one prepared sample takes, on average. ``collate`` joins a list of samples (None: arrays of
     one shape, stacked). ``source`` and ``pipeline``, where there are any: what ``dataset`` prepares its samples from,
     for loaders that can have the steps apart; their random values then come from a generator seeded with 0.
-    ``shuffle_seed``: not in index order, but in a new order for each epoch. ``context``: how worker processes start.
+    ``shuffle_seed``: not in index order, but in a new order for each epoch. Worker processes are forked.
     """
 
     dataset: Any
@@ -32,7 +32,6 @@ class Job:
     source: Any = None
     pipeline: Any = None
     shuffle_seed: int | None = None
-    context: str = "fork"
 
     @property
     def join(self) -> Callable[[list[Any]], Any]:
@@ -56,10 +55,6 @@ class Job:
             return {}
         return {"shuffle": True, "generator": torch.Generator().manual_seed(self.shuffle_seed)}
 
-    def order(self, by_batch: bool) -> Order:
-        """What the sampler yields, an epoch with each ``iter``: indices, or lists of them ``by_batch``."""
-        return Order(self, by_batch)
-
     def epoch(self, number: int) -> list[int]:
         """The indices in the order of that epoch, for loaders that bring no sampler of their own."""
         count = len(self.dataset)
@@ -74,7 +69,7 @@ class Job:
 
 
 class Order:
-    """A job's indices, or its batches of them; each ``iter`` is the next epoch."""
+    """What the sampler yields: a job's indices, or lists of them ``by_batch``; each ``iter`` is the next epoch."""
 
     def __init__(self, job: Job, by_batch: bool) -> None:
         self._job = job
@@ -91,40 +86,55 @@ class Order:
         return iter(self._job.cut(indices) if self._by_batch else indices)
 
 
-class Packaged(Protocol):
-    """``name`` goes into the rows; ``package`` is the module that is needed."""
+@dataclass(frozen=True)
+class Loader:
+    """An adapter, with its settings. What it starts ends with the measuring process, which is killed.
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def package(self) -> str: ...
-
-
-Chosen = TypeVar("Chosen", bound=Packaged)
-
-
-class Loader(Packaged, Protocol):
-    """An adapter.
-
-    ``order`` says how far a sample may be delivered from its place: ``in order``, ``bounded`` (at most eight batches
-    late) or ``completion`` (no limit). ``warm`` says whether workers live on between epochs of a job that keeps them.
+    ``name`` goes into the rows; ``package`` is the module that is needed. ``own_draws``: random values are the loader's
+    own, so batches are the same work as everybody else's but not the same samples.
     """
 
-    @property
-    def order(self) -> str: ...
+    package: ClassVar[str]
+    own_draws: ClassVar[bool] = False
+    late: ClassVar[str] = "completion"
+
+    name: str
 
     @property
-    def warm(self) -> bool: ...
+    def in_order(self) -> bool:
+        """Whether samples come in the sampler's order."""
+        return True
+
+    @property
+    def order(self) -> str:
+        """How far a sample may come from its place: ``in order``, ``bounded`` (at most eight batches late), or
+        ``completion`` (no limit)."""
+        return "in order" if self.in_order else self.late
+
+    def can_run(self, job: Job) -> bool:
+        """Whether it does work of this kind."""
+        return True
 
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings in force, for the report."""
+        raise NotImplementedError
+
+    def described(self, job: Job) -> str:
+        """The settings in words."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings(job).items())
 
     def make(self, job: Job) -> Iterable[Any]:
         """The loader. Each ``iter`` of it is one epoch; each item a batch of shape (samples, words) of int64."""
+        raise NotImplementedError
 
-    def close(self, loader: Any) -> None:
-        """End its workers and give back its shared memory."""
+
+def take_one(loader: Loader, job: Job) -> None:
+    """Take one batch: in a process of its own, so that what the loader reads from files lies in the page cache.
+
+    Otherwise whoever has not run for some minutes reads it from the disk within its first batch (40 ms, seen here).
+    """
+    for _ in loader.make(job):
+        break
 
 
 def fetched(dataset: Any, indices: list[int]) -> list[Any]:
@@ -134,48 +144,17 @@ def fetched(dataset: Any, indices: list[int]) -> list[Any]:
     return samples
 
 
-class Epochs:
-    """An iterable over ``source`` that the adapter can close; each ``iter`` is one epoch."""
-
-    def __init__(self, source: Iterable[Any]) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.source)
+def available(package: str) -> bool:
+    """Whether the module is there. It is not imported, only what it is part of."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
-def installed(loader: Packaged) -> bool:
+def installed(loader: Loader) -> bool:
     """Whether the adapter's package is here. It is imported, so that no measurement pays for that."""
-    root = loader.package.partition(".")[0]
-    if importlib.util.find_spec(root) is None or importlib.util.find_spec(loader.package) is None:
+    if not available(loader.package):
         return False
     importlib.import_module(loader.package)
     return True
-
-
-def choose(loaders: Sequence[Chosen], wanted: Sequence[str]) -> list[Chosen]:
-    """Those whose name contains one of the ``wanted`` words (all, if none); ValueError for a word that fits none."""
-    for word in wanted:
-        if not any(word in loader.name for loader in loaders):
-            raise ValueError(f"no loader is called {word!r}; there are: {', '.join(each.name for each in loaders)}")
-    return [each for each in loaders if not wanted or any(word in each.name for word in wanted)]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A loader, and the class of the data set that reads for it."""
-
-    loader: Loader
-    dataset: Any
-
-    @property
-    def name(self) -> str:
-        return self.loader.name
-
-    @property
-    def package(self) -> str:
-        return self.loader.package
-
-    @property
-    def order(self) -> str:
-        return self.loader.order

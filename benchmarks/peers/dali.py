@@ -9,6 +9,7 @@ of twice the workers, files read by the workers.
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,33 +20,31 @@ import torch
 
 from benchmarks.compare.dali import finished, told_by
 from benchmarks.compare.workloads import INDEX
-from benchmarks.peers.base import Epochs, Job
+from benchmarks.peers.base import Job, Loader
 
 
 @dataclass(frozen=True)
-class DaliDynamic:
+class _OfPhotographs(Loader):
+    own_draws = True
+
+    def can_run(self, job: Job) -> bool:
+        return job.pipeline is not None and job.pipeline.name == "image_classification"
+
+
+@dataclass(frozen=True)
+class DaliDynamic(_OfPhotographs):
     """``nvidia.dali.experimental.dynamic`` with its reader of files. ``extra_threads``: beside one for each worker."""
 
-    name: str
+    package = "nvidia.dali.experimental.dynamic"
+
     capture: bool = True
     extra_threads: int = 0
-    package: str = "nvidia.dali.experimental.dynamic"
-    order: str = "in order"
-    warm: bool = True
-    own_draws: bool = True
-
-    @staticmethod
-    def can_run(job: Job) -> bool:
-        return job.pipeline is not None and job.pipeline.name == "image_classification"
 
     def settings(self, job: Job) -> dict[str, Any]:
         return {"num_threads": job.workers + self.extra_threads, "capture": self.capture}
 
     def make(self, job: Job) -> Iterable[Any]:
-        return Epochs(_Dynamic(self, job))
-
-    def close(self, loader: Any) -> None:
-        loader.source = ()
+        return _Dynamic(self, job)
 
 
 class _Dynamic:
@@ -73,16 +72,13 @@ class _Dynamic:
             left -= len(batch[INDEX])
 
     def _batches(self) -> Iterator[Any]:
-        ready = None
+        called: deque[tuple[Any, Any]] = deque()
         for encoded, index in self._reader.next_epoch(batch_size=int(self._told["batch_size"]), capture=self._capture):
-            called = self._called(encoded), index
-            if self._capture:
-                yield self._batch(*called)
-            elif ready is not None:
-                yield self._batch(*ready)
-            ready = called
-        if not self._capture and ready is not None:
-            yield self._batch(*ready)
+            called.append((self._called(encoded), index))
+            if self._capture or len(called) > 1:
+                yield self._batch(*called.popleft())
+        for image, index in called:
+            yield self._batch(image, index)
 
     def _called(self, encoded: Any) -> Any:
         dali, told, types = self._dali, self._told, self._types
@@ -99,21 +95,16 @@ class _Dynamic:
 
 
 @dataclass(frozen=True)
-class DaliProxy:
+class DaliProxy(_OfPhotographs):
     """PyTorch's loader, whose workers read files, and a ``DALIServer`` that decodes in this process's threads.
 
     ``readers``: PyTorch's workers; DALI has a thread for each worker of the job.
     """
 
-    name: str
+    package = "nvidia.dali.plugin.pytorch.experimental.proxy"
+
     prefetch: int = 2
     readers: int = 1
-    package: str = "nvidia.dali.plugin.pytorch.experimental.proxy"
-    order: str = "in order"
-    warm: bool = True
-    own_draws: bool = True
-
-    can_run = staticmethod(DaliDynamic.can_run)
 
     def settings(self, job: Job) -> dict[str, Any]:
         chosen = {"num_threads": job.workers, "prefetch_queue_depth": 2 * self.readers}
@@ -151,9 +142,6 @@ class DaliProxy:
             multiprocessing_context="fork",
         )
         return loader
-
-    def close(self, loader: Any) -> None:
-        """Nothing to do: its workers end with the measuring process."""
 
 
 def _no_mark(*_: Any) -> None:

@@ -13,34 +13,26 @@ from typing import Any
 from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
-from benchmarks.peers.base import Job
+from benchmarks.peers.base import Job, Loader
 
 
 @dataclass(frozen=True)
-class PyTorch:
-    """``torch.utils.data.DataLoader`` with worker processes; ``processes=False``: prepared by the consumer itself."""
+class PyTorch(Loader):
+    """``torch.utils.data.DataLoader`` with worker processes."""
 
-    name: str
+    package = "torch"
+
     in_order: bool = True
     prefetch_factor: int = 2
-    processes: bool = True
     sharing: str = ""  # how tensors are shared, if not as is usual
-    package: str = "torch"
-    warm: bool = True
-
-    @property
-    def order(self) -> str:
-        return "in order" if self.in_order else "completion"
 
     def settings(self, job: Job) -> dict[str, Any]:
-        if not self.processes:
-            return {"num_workers": 0}
         return {
             "num_workers": job.workers,
             "prefetch_factor": self.prefetch_factor,
             "in_order": self.in_order,
             "persistent_workers": job.keep_workers,
-            "multiprocessing_context": job.context,
+            "multiprocessing_context": "fork",
         }
 
     def make(self, job: Job) -> Iterable[Any]:
@@ -48,6 +40,3 @@ class PyTorch:
         if self.sharing:
             set_sharing_strategy(self.sharing)
         return DataLoader(job.dataset, batch_size=job.batch_size, collate_fn=job.collate, **chosen)
-
-    def close(self, loader: Any) -> None:
-        """Nothing to do: its workers end when the connection to the measuring process closes."""

@@ -10,7 +10,6 @@ event loop takes about a millisecond for each batch.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,29 +17,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.peers.base import Epochs, Job, Order, fetched
+from benchmarks.isolate import at_end
+from benchmarks.peers.base import Job, Loader, Order, fetched
 
 _SINK = 3  # SPDL's default
-_QUEUE = 2  # each stage's output queue, SPDL's default
+_SEGMENTS = _SINK + 3  # of an arena: queued, in the making, and in the consumer's hands
 _job: Any = None  # set before workers are forked: SPDL pickles a stage's function with every call
 
 
 @dataclass(frozen=True)
-class SpdlPool:
+class SpdlPool(Loader):
     """``PipelineBuilder`` with a process pool or threads. ``by_batch``: one call prepares a whole batch."""
 
-    name: str
+    package = "spdl.pipeline"
+
     processes: bool
     in_order: bool = False
     by_batch: bool = False
     concurrency: int | None = None
     calls_per_worker: int = 1
-    package: str = "spdl.pipeline"
-    warm: bool = True
-
-    @property
-    def order(self) -> str:
-        return "in order" if self.in_order else "completion"
 
     def settings(self, job: Job) -> dict[str, Any]:
         return {
@@ -61,7 +56,7 @@ class SpdlPool:
         if self.processes:
             executor = ProcessPoolExecutor(job.workers, mp_context=multiprocessing.get_context("fork"))
         builder: PipelineBuilder[Any, Any] = PipelineBuilder()
-        builder.add_source(job.order(self.by_batch), continuous=job.keep_workers)
+        builder.add_source(Order(job, self.by_batch), continuous=job.keep_workers)
         builder.pipe(
             _prepare_batch if self.by_batch else _prepare,
             executor=executor,
@@ -76,26 +71,18 @@ class SpdlPool:
             threads += 1  # joins samples
         return _Running(builder.build(num_threads=threads, use_thread_output_queue=True))
 
-    def close(self, loader: Any) -> None:
-        loader.close()
-
     def _calls(self, job: Job) -> int:
         return self.concurrency or self.calls_per_worker * job.workers
 
 
 @dataclass(frozen=True)
-class SpdlLoader:
+class SpdlLoader(Loader):
     """``get_pytorch_dataloader``: PyTorch's face, worker processes that begin anew with each epoch."""
 
-    name: str
+    package = "spdl.dataloader"
+
     in_order: bool = True
     prefetch_factor: int = 2
-    package: str = "spdl.dataloader"
-    warm: bool = False
-
-    @property
-    def order(self) -> str:
-        return "in order" if self.in_order else "completion"
 
     def settings(self, job: Job) -> dict[str, Any]:
         chosen = {"num_workers": job.workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order}
@@ -109,23 +96,19 @@ class SpdlLoader:
         )
         return loader
 
-    def close(self, loader: Any) -> None:
-        """Nothing to do: its workers end with each epoch."""
-
 
 @dataclass(frozen=True)
-class SpdlRegion:
+class SpdlRegion(Loader):
     """Stages between ``.to(ProcessPoolExecutorConfig)`` and ``.to(MAIN_PROCESS)``, which keep no order.
 
     ``buffer``: indices (or batches of them) of a transfer into the workers.
     """
 
-    name: str
+    package = "spdl.pipeline"
+    in_order = False
+
     by_batch: bool = True
     buffer: int = 1
-    order: str = "completion"
-    package: str = "spdl.pipeline"
-    warm: bool = True
 
     def settings(self, job: Job) -> dict[str, Any]:
         unit = "batch" if self.by_batch else "sample"
@@ -138,7 +121,7 @@ class SpdlRegion:
         _fork_with(job)
         pool = ProcessPoolExecutorConfig(max_workers=job.workers, mp_context="fork")
         builder: PipelineBuilder[Any, Any] = PipelineBuilder()
-        builder.add_source(job.order(self.by_batch), continuous=job.keep_workers).to(pool, buffer_size=self.buffer)
+        builder.add_source(Order(job, self.by_batch), continuous=job.keep_workers).to(pool, buffer_size=self.buffer)
         if self.by_batch:
             builder.pipe(_prepare_batch)
         else:
@@ -146,19 +129,15 @@ class SpdlRegion:
         builder.to(MAIN_PROCESS).add_sink(_SINK)
         return _Running(builder.build(num_threads=1, use_thread_output_queue=True))
 
-    def close(self, loader: Any) -> None:
-        loader.close()
-
 
 @dataclass(frozen=True)
-class SpdlSubprocess:
+class SpdlSubprocess(Loader):
     """``run_pipeline_in_subprocess``: threads in one subprocess, batches handed over by a shared-memory arena."""
 
-    name: str
+    package = "spdl.pipeline"
+    in_order = False
+
     by_batch: bool = False
-    order: str = "completion"
-    package: str = "spdl.pipeline"
-    warm: bool = True
 
     def settings(self, job: Job) -> dict[str, Any]:
         return {
@@ -166,7 +145,7 @@ class SpdlSubprocess:
             "unit": "batch" if self.by_batch else "sample",
             "sink": _SINK,
             "buffer_size": _SINK,
-            "arena": f"SharedMemorySegmentPool, {self._segments} segments",
+            "arena": f"SharedMemorySegmentPool, {_SEGMENTS} segments",
             "continuous": job.keep_workers,
         }
 
@@ -175,40 +154,28 @@ class SpdlSubprocess:
 
         _fork_with(job)
         builder: PipelineBuilder[Any, Any] = PipelineBuilder()
-        builder.add_source(job.order(self.by_batch), continuous=job.keep_workers)
+        builder.add_source(Order(job, self.by_batch), continuous=job.keep_workers)
         if self.by_batch:
             builder.pipe(_prepare_batch, concurrency=job.workers)
         else:
             builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(_join)
-        config = builder.add_sink(_SINK).get_config()
-        return Epochs(
-            run_pipeline_in_subprocess(
-                config,
-                num_threads=job.workers + 1,
-                use_thread_output_queue=True,
-                mp_context="fork",
-                buffer_size=_SINK,
-                arena=_arena(job, self._segments),
-            )
+        return run_pipeline_in_subprocess(
+            builder.add_sink(_SINK).get_config(),
+            num_threads=job.workers + 1,
+            use_thread_output_queue=True,
+            mp_context="fork",
+            buffer_size=_SINK,
+            arena=_arena(job, _SEGMENTS),
         )
-
-    def close(self, loader: Any) -> None:
-        _drop(loader)
-
-    @property
-    def _segments(self) -> int:
-        return _SINK + 3  # queued, in the making, and in the consumer's hands
 
 
 @dataclass(frozen=True)
-class SpdlSharded:
+class SpdlSharded(Loader):
     """``iterate_in_subprocess`` in each worker on its share of the batches, merged in order; arenas; no pipeline."""
 
-    name: str
+    package = "spdl.pipeline"
+
     buffer: int = 4
-    order: str = "in order"
-    package: str = "spdl.pipeline"
-    warm: bool = True
 
     def settings(self, job: Job) -> dict[str, Any]:
         return {
@@ -225,17 +192,14 @@ class SpdlSharded:
         _fork_with(job)
         parts = [
             iterate_in_subprocess(
-                partial(_Shard, job.order(by_batch=True), worker, job.workers),
+                partial(_Shard, Order(job, by_batch=True), worker, job.workers),
                 buffer_size=self.buffer,
                 mp_context="fork",
                 arena=_arena(job, 2 * self.buffer),
             )
             for worker in range(job.workers)
         ]
-        return Epochs(MergeIterator(parts))
-
-    def close(self, loader: Any) -> None:
-        _drop(loader)
+        return MergeIterator(parts)
 
 
 class _Running:
@@ -247,9 +211,6 @@ class _Running:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._pipeline.get_iterator())
-
-    def close(self) -> None:
-        self._pipeline.stop()
 
 
 class _Shard:
@@ -283,10 +244,6 @@ def _join(samples: list[Any]) -> Any:
 def _arena(job: Job, segments: int) -> Any:
     from spdl.pipeline import SharedMemorySegmentPool
 
-    return SharedMemorySegmentPool(segment_size=job.batch_bytes + 4096, count=segments)
-
-
-def _drop(loader: Epochs) -> None:
-    """SPDL's subprocesses and arenas go with the last reference to their iterable."""
-    loader.source = ()
-    gc.collect()
+    arena = SharedMemorySegmentPool(segment_size=job.batch_bytes + 4096, count=segments)
+    at_end.append(arena.unlink)
+    return arena

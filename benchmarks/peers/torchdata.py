@@ -15,26 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers.base import Job, fetched
+from benchmarks.peers.base import Job, Loader, Order, fetched
 
 _NO_SNAPSHOTS = 10**9
 
 
 @dataclass(frozen=True)
-class TorchdataNodes:
+class TorchdataNodes(Loader):
     """sampler -> ParallelMapper -> (Batcher -> stack) -> Prefetcher -> Loader."""
 
-    name: str
+    package = "torchdata.nodes"
+
     processes: bool
     in_order: bool = False
     by_batch: bool = False
     prefetch: int = 4
-    package: str = "torchdata.nodes"
-    warm: bool = False
-
-    @property
-    def order(self) -> str:
-        return "in order" if self.in_order else "completion"
 
     def settings(self, job: Job) -> dict[str, Any]:
         return {
@@ -50,7 +45,7 @@ class TorchdataNodes:
     def make(self, job: Job) -> Iterable[Any]:
         from torchdata import nodes
 
-        source = nodes.SamplerWrapper(job.order(self.by_batch))
+        source = nodes.SamplerWrapper(Order(job, self.by_batch))
         node = nodes.ParallelMapper(
             source,
             self._function(job),
@@ -67,18 +62,10 @@ class TorchdataNodes:
         loader: Iterable[Any] = nodes.Loader(node)
         return loader
 
-    def close(self, loader: Any) -> None:
-        """Nothing to do: its workers are daemons of the measuring process."""
-
     def _function(self, job: Job) -> Callable[[Any], Any]:
-        dataset, send = job.dataset, _to_send if self.processes else _as_it_is
-        if self.by_batch:
-            return lambda indices: send(job.join(fetched(dataset, indices)))
-        return lambda index: send(dataset[index])
-
-
-def _as_it_is(sample: Any) -> Any:
-    return sample
+        dataset = job.dataset
+        made = (lambda indices: job.join(fetched(dataset, indices))) if self.by_batch else dataset.__getitem__
+        return (lambda asked: _to_send(made(asked))) if self.processes else made
 
 
 def _to_send(sample: Any) -> Any:

@@ -30,21 +30,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
+import numpy as np
 
 from benchmarks import report
 from benchmarks.compare.ratios import against_peers
 from benchmarks.isolate import isolated
-from benchmarks.peers import Loader
-from benchmarks.scaling.cells import (
-    BATCH_SIZE,
-    LOADERS,
-    NAMED,
-    SPREADS,
-    Cell,
-    worth_trying,
-)
-from benchmarks.scaling.measure import Plan, Run, rehearse, run
+from benchmarks.peers import Loader, take_one
+from benchmarks.scaling.cells import BATCH_SIZE, LOADERS, NAMED, SPREADS, Cell, job, worth_trying
+from benchmarks.scaling.measure import Plan, Run, run
 from benchmarks.turns import measured_rows, present
+from benchmarks.work import Slept
 
 _SHOWN = (
     *("loader", "of_bound", "main_us_per_sample", "workers_us_per_sample", "first_batch_s"),
@@ -52,7 +47,7 @@ _SHOWN = (
 )
 SAMPLES = "sleep: emulated cores, only what loaders themselves spend is real"
 _QUICK_BATCHES = 6
-_QUICK_BARE_S = 0.1
+_BARE_S, _QUICK_BARE_S = 1.0, 0.1
 
 
 def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterator[dict[str, Any]]:
@@ -63,24 +58,11 @@ def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterat
     def measure(loader: Loader) -> Run:
         if loader.name not in rehearsed:
             rehearsed.add(loader.name)
-            isolated(rehearse, plan, loader, timeout_s=timeout_s)
+            isolated(take_one, loader, job(plan.cell, Slept(np.full(len(plan.costs_s), 1e-4))), timeout_s=timeout_s)
         return isolated(run, plan, loader, timeout_s=timeout_s)
 
-    def figures(one: Run) -> str:
-        return (
-            f"{one.of_bound:.3f} of the bound, {1e6 * one.main_s_per_sample:.0f} us a sample and "
-            f"{1e6 * one.workers_s_per_sample:.0f} in workers"
-        )
-
-    rows, runs = measured_rows(plan.cell.name, loaders, repetitions, measure, figures)
-    for row, loader in zip(rows, loaders, strict=True):
-        yield _with_cell(row, plan) | against_peers(loader, loaders, runs)
-
-
-def _with_cell(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The row with what is known of its cell, and CPU time in microseconds."""
     cell = plan.cell
-    row |= {
+    known = {
         "workers": cell.workers,
         "cost_ms": cell.cost_ms,
         "spread": cell.spread,
@@ -91,15 +73,9 @@ def _with_cell(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
         "bare_of_bound": plan.bare_of_bound,
         "bare_us_per_sample": 1e6 * plan.together.cpu_s_per_sample,
     }
-    if row["repetitions"]:
-        main, workers = (1e6 * row[f"{name}_s_per_sample"] for name in ("main", "workers"))
-        row |= {
-            "main_us_per_sample": main,
-            "workers_us_per_sample": workers,
-            "next_us_p50": 1e6 * row["next_p50_s"],
-            "next_us_p99": 1e6 * row["next_p99_s"],
-        }
-    return row
+    rows, runs = measured_rows(cell.name, loaders, repetitions, measure)
+    for row, loader in zip(rows, loaders, strict=True):
+        yield row | known | against_peers(loader, loaders, runs)
 
 
 @report.benchmark("scaling", 1, shown=_SHOWN, samples=SAMPLES, batch_size=BATCH_SIZE)
@@ -126,18 +102,14 @@ def main(
     asked = counts or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,)
     cells: Iterable[Cell] = NAMED if named else (Cell(*each) for each in itertools.product(*asked))
     loaders = present(LOADERS, wanted)
+    batches = batches or (_QUICK_BATCHES if quick else None)
     for cell in cells:
-        plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
+        plan = isolated(Plan.measured, cell, batches, _QUICK_BARE_S if quick else _BARE_S)
+        report.progress(
+            f"{cell.name}: a sleep takes {1e6 * plan.alone.beyond_s:.0f} us more, bare processes reach "
+            f"{plan.bare_of_bound:.3f} of the bound at {1e6 * plan.together.cpu_s_per_sample:.0f} us a sample"
+        )
         yield from cell_rows(plan, loaders if wanted else worth_trying(cell, loaders), repetitions)
-
-
-def _plan(cell: Cell, batches: int | None, quick: bool) -> Plan:
-    plan: Plan = isolated(Plan.measured, cell, batches, *([_QUICK_BARE_S] if quick else []))
-    report.progress(
-        f"{cell.name}: a sleep takes {1e6 * plan.alone.beyond_s:.0f} us more, bare processes reach "
-        f"{plan.bare_of_bound:.3f} of the bound at {1e6 * plan.together.cpu_s_per_sample:.0f} us a sample"
-    )
-    return plan
 
 
 if __name__ == "__main__":

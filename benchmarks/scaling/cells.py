@@ -21,7 +21,7 @@ from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.peers.spdl import SpdlPool
 from benchmarks.peers.torchdata import TorchdataNodes
-from benchmarks.work import TRIVIAL_WORDS, Costs, Int64, Slept, kits19
+from benchmarks.work import TRIVIAL_WORDS, Costs, Slept, kits19
 
 SPREADS = ("none", "half", "tail", "speech", "segmentation")
 TAILED = SPREADS[2:]
@@ -109,11 +109,6 @@ NAMED: tuple[Cell, ...] = (
 def job(cell: Cell, samples: Slept) -> Job:
     """What a cell asks of a loader: several epochs, each in another order."""
     return Job(samples, BATCH_SIZE, cell.workers, 8 * TRIVIAL_WORDS, keep_workers=True, shuffle_seed=5)
-
-
-def expected(samples: Slept) -> Int64:
-    """The sum of each sample's numbers, without its sleep."""
-    return np.array([samples.row(index).sum() for index in range(len(samples))], dtype=np.int64)
 
 
 # --- loaders, the peers at their best ---------------------------------------------------------------------------------

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.synchronize import Barrier
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.isolate import descendants_cpu_s
+from benchmarks.isolate import descendants_cpu_s, together
 from benchmarks.peers import Loader
-from benchmarks.scaling import cells as samples
-from benchmarks.scaling.cells import BATCH_SIZE, Cell
-from benchmarks.work import Consumer, Int64, Slept, WorkLog, sleep_overshoot_s, step
+from benchmarks.scaling.cells import BATCH_SIZE, Cell, job
+from benchmarks.work import Consumer, Int64, Slept, WorkLog, reference, sleep_overshoot_s, step
 
 _EPOCHS = 3  # the first, the one that is measured, and the one whose consumer's batches are ready
-_BARE_S = 1.0
 _READY = 1.6  # a consumer whose batch is ready takes so many times as long for it as the loader does
 _LEAST_STEP_S = 0.004
 _NEXTS, _NEXTS_S = 128, 3.0
@@ -45,22 +43,13 @@ class Bare:
         return self.cpu_s / self.samples
 
 
-def bare(cell: Cell, costs_s: NDArray[np.float64], workers: int, seconds: float = _BARE_S) -> Bare:
+def bare(costs_s: NDArray[np.float64], workers: int, seconds: float) -> Bare:
     """Let ``workers`` processes without any loader prepare samples for so long. Call it in a fresh process."""
-    context = multiprocessing.get_context("fork")
-    barrier, queue = context.Barrier(workers), context.SimpleQueue()
-    arguments = (cell, costs_s, seconds, barrier, queue)
-    processes = [context.Process(target=_prepare, args=(number, *arguments)) for number in range(workers)]
-    for process in processes:
-        process.start()
-    parts = [queue.get() for _ in processes]
-    for process in processes:
-        process.join()
-    late, *sums = zip(*parts, strict=True)
+    late, *sums = zip(*together(workers, _prepare, costs_s, seconds), strict=True)
     return Bare(max(0.0, float(np.median(np.concatenate(late)))), *map(sum, sums))
 
 
-def _prepare(number: int, cell: Cell, costs_s: NDArray[np.float64], seconds: float, barrier: Any, queue: Any) -> None:
+def _prepare(number: int, barrier: Barrier, costs_s: NDArray[np.float64], seconds: float) -> tuple[Any, ...]:
     dataset = Slept(costs_s)
     order = np.random.default_rng(number).permutation(len(costs_s))
     barrier.wait()
@@ -74,7 +63,7 @@ def _prepare(number: int, cell: Cell, costs_s: NDArray[np.float64], seconds: flo
         before, now = now, time.perf_counter()
         late.append(now - before - float(costs_s[index]))
         asked_s += float(costs_s[index])
-    queue.put((late, asked_s, now - start, len(late), time.process_time() - cpu_s))
+    return late, asked_s, now - start, len(late), time.process_time() - cpu_s
 
 
 @dataclass(frozen=True)
@@ -92,13 +81,13 @@ class Plan:
     step_overshoot_s: float
 
     @classmethod
-    def measured(cls, cell: Cell, batches: int | None = None, bare_s: float = _BARE_S) -> Plan:
-        """Measure what the cell's samples take here. ``batches`` of an epoch, if not as many as the cell says."""
+    def measured(cls, cell: Cell, batches: int | None, bare_s: float) -> Plan:
+        """Measure what the cell's samples take here, in ``bare_s`` seconds. ``batches`` of an epoch, if not as many as
+        the cell says."""
         costs_s = cell.costs_s(BATCH_SIZE * batches if batches else cell.samples)
-        expected = samples.expected(Slept(costs_s))
-        alone = bare(cell, costs_s, 1, bare_s)
-        together = bare(cell, costs_s, cell.workers, bare_s)
-        return cls(cell, costs_s, expected, alone, together, sleep_overshoot_s())
+        expected = reference(Slept(np.zeros(len(costs_s))))
+        alone, all_workers = bare(costs_s, 1, bare_s), bare(costs_s, cell.workers, bare_s)
+        return cls(cell, costs_s, expected, alone, all_workers, sleep_overshoot_s())
 
     @property
     def worth_s(self) -> NDArray[np.float64]:
@@ -136,33 +125,32 @@ class Plan:
         return max(working_s + self.step_s, self.batches * self.step_s)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run measured; CPU seconds of the second epoch, by its samples.
+class Run(NamedTuple):
+    """What one run measured; CPU microseconds of the second epoch, by its samples.
 
     ``main``: the training process, all its threads, its consumer included; ``workers``: all its descendants, the
-    samples' own work included. ``nexts_s``: of a consumer whose batch is ready.
+    samples' own work included. ``next``: of a consumer whose batch is ready.
     """
 
     samples_per_s: float
     of_bound: float
     first_batch_s: float
-    main_s_per_sample: float
-    workers_s_per_sample: float
-    next_p50_s: float
-    next_p99_s: float
+    main_us_per_sample: float
+    workers_us_per_sample: float
+    next_us_p50: float
+    next_us_p99: float
 
     @property
     def cpu_s_per_sample(self) -> float:
         """CPU seconds of a sample in all processes."""
-        return self.main_s_per_sample + self.workers_s_per_sample
+        return 1e-6 * (self.main_us_per_sample + self.workers_us_per_sample)
 
 
 def run(plan: Plan, loader: Loader) -> Run:
     """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
     count = len(plan.costs_s)
     log = WorkLog(count, 1 + _EPOCHS)
-    asked = samples.job(plan.cell, Slept(plan.costs_s, log=log))
+    asked = job(plan.cell, Slept(plan.costs_s, log=log))
     consumer = Consumer()
     start = time.perf_counter()
     made = loader.make(asked)
@@ -179,17 +167,11 @@ def run(plan: Plan, loader: Loader) -> Run:
         samples_per_s=count / elapsed_s,
         of_bound=plan.bound_s(ahead_s, left_s) / elapsed_s,
         first_batch_s=first - start,
-        main_s_per_sample=main_s / count,
-        workers_s_per_sample=workers_s / count,
-        next_p50_s=float(p50),
-        next_p99_s=float(p99),
+        main_us_per_sample=1e6 * main_s / count,
+        workers_us_per_sample=1e6 * workers_s / count,
+        next_us_p50=1e6 * float(p50),
+        next_us_p99=1e6 * float(p99),
     )
-
-
-def rehearse(plan: Plan, loader: Loader) -> None:
-    """Take one batch, in a process of its own, so that what the loader reads from files lies in the page cache."""
-    for _ in loader.make(samples.job(plan.cell, Slept(np.full(len(plan.costs_s), 1e-4)))):
-        break
 
 
 def _epoch(made: Iterable[Any], plan: Plan, consumer: Consumer) -> float:

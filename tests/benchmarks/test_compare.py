@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from benchmarks.compare.run import CANDIDATES, allowed
 from benchmarks.compare.workloads import INDEX, Reader, job, same_content
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
+from benchmarks.peers.base import available
 from benchmarks.work import ContentError
 from minato_gpu.pipeline.stages import Tolerance
 from pipelines import speech_recognition
@@ -36,7 +36,7 @@ def _on_request_if_alike(name: str) -> Any:
 @pytest.mark.parametrize("name", [_on_request_if_alike(name) for name in CANDIDATES])
 def test_every_loader_delivers_the_same_samples(fresh: Executor, photographs: Path, name: str) -> None:
     loader = CANDIDATES[name][0]
-    if importlib.util.find_spec(loader.package.partition(".")[0]) is None:
+    if not available(loader.package):
         pytest.skip(f"{loader.package} is not installed")
     fresh.submit(isolated, _deliver, "image_classification", photographs, loader).result()
 
@@ -57,7 +57,7 @@ def _deliver(workload: str, directory: Path, loader: Loader) -> None:
     tolerance = allowed(asked, loader)
     for batch in made:
         reader.read(batch)
-        if not getattr(loader, "own_draws", False):
+        if not loader.own_draws:
             same_content(copy.deepcopy(batch), asked, tolerance)
         del batch
     reader.check(len(asked.source), epochs=1)

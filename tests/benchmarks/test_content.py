@@ -158,15 +158,14 @@ def test_a_measurement_that_hangs_is_ended() -> None:
 def test_an_interrupted_benchmark_takes_its_measurement_with_it() -> None:
     """SIGTERM to the benchmark: the fresh process and its group are gone when it has ended."""
     code = (
-        "import click, subprocess, sys\n"
+        "import subprocess\n"
         "from benchmarks import report\n"
         "from benchmarks.isolate import isolated\n"
         "def forever():\n"
         "    print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
         "    subprocess.Popen(['sleep', '60']).wait()\n"
-        "@click.command()\n"
-        "@report.command\n"
-        "def main(**options): isolated(forever)\n"
+        "@report.benchmark('storage', 1)\n"
+        "def main(**options): yield isolated(forever)\n"
         "main()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as benchmark:

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.isolate import descendants_cpu_s
-from benchmarks.scaling.cells import (
-    BATCH_SIZE,
-    SPREADS,
-    Cell,
-)
+from benchmarks.scaling.cells import BATCH_SIZE, SPREADS, Cell
 from benchmarks.scaling.measure import Bare, Plan
 
 

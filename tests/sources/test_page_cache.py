@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.isolate import cached_pages, evict
+from benchmarks.isolate import evict
 from minato_gpu import Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import page_cache
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
+from minato_gpu.sources.disk.filesystem import cached_bytes
 from minato_gpu.sources.page_cache import PageCache, bring_in, read
 from minato_gpu.sources.reading import AT_HAND
 
@@ -43,7 +44,7 @@ def test_what_has_gone_or_changed_is_not_read(path: Path) -> None:
     brought(source)
     throw_out(path)
     with path.open("rb") as file:
-        if cached_pages(file.fileno()) == 0:
+        if cached_bytes(file.fileno()) == 0:
             found = read(source, len(CONTENT))  # what the kernel brings in meanwhile is the file's
             assert found is None or found.tobytes() == CONTENT
     brought(source)
