@@ -172,7 +172,7 @@ def _last_line(error: object) -> str:
 )
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the photographs are, or go.")
 @click.option("--commit", help="What is measured; must be given on a GPU.")
-@click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing.")
+@report.quick_option
 def main(
     device: str | None,
     names: tuple[str, ...],

@@ -11,10 +11,10 @@ smoothing; OpenCV smooths it.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -64,13 +64,6 @@ class Contender:
         return None
 
 
-def available(contender: Contender) -> bool:
-    """Returns whether its package is there. It is not imported: a process that may fork must not have met CUDA."""
-    parts = contender.package.split(".")
-    names = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    return all(importlib.util.find_spec(name) is not None for name in names)
-
-
 @dataclass(frozen=True)
 class Ours(Contender):
     """``minato_gpu.DataLoader``, with bounded lateness.
@@ -108,11 +101,8 @@ class Ours(Contender):
 
 def ours(workers: int) -> tuple[Ours, Ours, Ours]:
     """All-CPU, all-device, hybrid."""
-    lanes: tuple[tuple[str, tuple[LaneName, ...]], ...] = (
-        *(("cpu", ("cpu",)), ("device", ("device",)), ("hybrid", ("cpu", "device"))),
-    )
-    cpu, device, hybrid = (Ours(name, each, workers) for name, each in lanes)
-    return cpu, device, hybrid
+    hybrid = Ours("hybrid", ("cpu", "device"), workers)
+    return Ours("cpu", ("cpu",), workers), Ours("device", ("device",), workers), hybrid
 
 
 # --- peers whose workers decode, and whose GPU does the rest in torch --------------------------------------------
@@ -309,15 +299,11 @@ def finished(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"image": image, "label": batch["label"], INDEX: batch[INDEX]}
 
 
+@cache  # a copy to the device for every batch would wait for it
 def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
     """What to take off a level, and what to multiply it by, for each channel."""
-    if device not in _known:
-        mean, std = (torch.tensor(values, dtype=torch.float32) * 255 for values in (MEAN, STD))
-        _known[device] = (mean.to(device), (1 / std).to(device))
-    return _known[device]
-
-
-_known: dict[torch.device, tuple[Tensor, Tensor]] = {}  # a copy to the device for every batch would wait for it
+    mean, std = (torch.tensor(values, dtype=torch.float32) * 255 for values in (MEAN, STD))
+    return mean.to(device), (1 / std).to(device)
 
 
 def decoded(batch: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:

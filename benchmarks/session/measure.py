@@ -249,9 +249,6 @@ def _device(runs: Sequence[Run]) -> Row:
         row["device_share"] = report.median(shares)
     for name in dict.fromkeys(name for each in runs for name in each.watched):
         row[name] = report.median([each.watched[name] for each in runs if name in each.watched])
-    learned = runs[-1].stats.get("device_lane", {})
-    if "step_s_per_work_s" in learned:
-        row |= {"learned_step_s_per_device_s": learned["step_s_per_work_s"], "device_spared": learned["spared"]}
     return row
 
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.isolate import MeasurementError, excerpt
+from benchmarks.peers.base import available
 from benchmarks.report import progress
 from benchmarks.session import loaders, measure, steps
 from benchmarks.session.dali import Dali, DaliDynamic
@@ -79,7 +80,7 @@ def turns(request: Request, rounds: Sequence[Sequence[Contender]], step: str) ->
     for each in [each for contenders in rounds for each in contenders]:
         settings, here = request.settings, runs[each.name]
         row: Row = {"name": each.name, "batch": settings.batch, "step": step, "loader_settings": each.settings()}
-        if not loaders.available(each):
+        if not available(each.package):  # not imported: a process that may fork must not have met CUDA
             yield {**row, "missing": f"{each.package} is not installed"}
         elif not here and each.name in errors:
             continue

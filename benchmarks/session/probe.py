@@ -105,7 +105,7 @@ def _tried(settings: Settings, way: Way) -> Row:
     count = 4 if settings.quick else 64
     pipeline, split, items = photographs(settings, 2 * count)
     sets = [items[:count], items[count:]]
-    executor = executor_of(settings, pipeline, split, count)
+    executor = DeviceExecutor(pipeline, split, device=settings.device, max_batch=count, threads=4)
     alone = [_pictures(executor.run(each)) for each in sets]
     off = _off(pipeline, split, sets[0][:16], alone[0][:16])
     differs = _different([executor.run(each) for each in sets], alone)
@@ -116,7 +116,12 @@ def _tried(settings: Settings, way: Way) -> Row:
 
 
 def _pictures(results: Sequence[Any]) -> Any:
-    return np.stack([to_numpy(one["image"]) for one in made(results)])
+    """An executor's results in one array. Raises the first error among them: a question about what the device does must
+    not be answered by what it has not done."""
+    for one in results:
+        if isinstance(one, StageError):
+            raise RuntimeError(f"the device could not make a sample: {one}") from one
+    return np.stack([to_numpy(one["image"]) for one in results])
 
 
 def _off(pipeline: Pipeline, split: int, items: Sequence[tuple[Any, int]], found: Any) -> Any:
@@ -172,16 +177,3 @@ def photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tup
     source, pipeline = image_classification.dataset(settings.folder), image_classification.build(settings.size)
     split = pipeline.host_prefix
     return pipeline, split, [(pipeline.run(source[n % len(source)], n, stop=split), n) for n in range(count)]
-
-
-def executor_of(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
-    return DeviceExecutor(pipeline, split, device=settings.device, max_batch=count, threads=4)
-
-
-def made(results: Sequence[Any]) -> Sequence[Any]:
-    """The results of an executor. Raises the first error among them: a question about what the device does must not be
-    answered by what it has not done."""
-    for one in results:
-        if isinstance(one, StageError):
-            raise RuntimeError(f"the device could not make a sample: {one}") from one
-    return results

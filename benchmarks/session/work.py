@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_seed, leaves, with_index
+from benchmarks.compare.workloads import INDEX, Indexed, Prepared, deviations, first_epoch_seed, with_index
 from benchmarks.peers import Job
 from benchmarks.session.settings import Settings
 from benchmarks.work import ContentError
@@ -107,18 +107,9 @@ def content_of(batch: Mapping[str, Any], asked: Job, tolerance: Tolerance | None
     this device yet must not cost the figures: they come with how far off it was. Raises ContentError where anything
     but pictures differs."""
     tolerance = Tolerance() if tolerance is None else tolerance
-    indices = np.asarray(batch[INDEX]).tolist()
-    expected = asked.join([asked.dataset[index] for index in indices])
-    fields = asked.pipeline.fields_at(len(asked.pipeline.stages))
     most = mean = 0.0
-    for name, wanted in expected.items():
-        for one, other in zip(leaves(wanted), leaves(batch[name]), strict=True):
-            if one.shape != other.shape or (one.dtype.kind != "f" and not np.array_equal(one, other)):
-                raise ContentError(f"{name} of samples {indices[:5]} is {other.shape} of others than it should be")
-            if one.dtype.kind == "f":
-                off = np.abs(one.astype(np.float64) - other.astype(np.float64)).reshape(len(one), -1)
-                level = fields[name].level
-                most, mean = max(most, float(off.max()) / level), max(mean, float(off.mean(1).max()) / level)
+    for _, off in deviations(batch, asked):
+        most, mean = max(most, float(off.max())), max(mean, float(off.reshape(len(off), -1).mean(1).max()))
     return Content(most, mean, most <= tolerance.maximum and mean <= tolerance.mean)
 
 
