@@ -45,7 +45,8 @@ def _checked(state: s.State) -> torch.Tensor | None:
 class GlobalGenerator:
     """The saved state of torch's global generator, between ``load_state_dict`` and the next ``iter()``.
 
-    Nothing is ever set if ``state`` holds none, or the loader does not draw from that generator.
+    Nothing is ever set if ``state`` holds none, or the loader does not draw from that generator. Raises ValueError if
+    what it holds is damaged.
     """
 
     def __init__(self, loader: Arguments, sampling: Sampling, state: s.State) -> None:

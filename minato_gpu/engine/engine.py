@@ -64,7 +64,7 @@ class Engine(Batches):
         self._streams = settings.streams
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self.closed = False  # it has ended
+        self.closed = False  # whether it has ended
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
         self._consumer_fds = LaneWatch(pump.lanes.values())
@@ -370,8 +370,8 @@ class Engine(Batches):
     # --- the end -------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> None:
-        """Ends lanes and thread. Batches that the consumer holds live on. Idempotent; any thread may call it.
-
+        """Ends lanes and thread. Batches that the consumer holds live on. Idempotent; any thread may call it. It does
+        nothing in a process that was forked from the engine's.
         ``timeout``: seconds after which workers that are still at a sample are killed; by default PyTorch's.
         """
         if os.getpid() != self._process:

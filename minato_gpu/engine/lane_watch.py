@@ -29,7 +29,7 @@ class LaneWatch:
         return self._epoll.fileno()
 
     def spoke(self) -> bool:
-        """Returns whether any lane has something to report; such lanes are not watched any more until ``arm``."""
+        """Returns whether any of the descriptors has become readable; such are not watched any more until ``arm``."""
         return self._epoll is not None and bool(self._epoll.poll(0))
 
     def arm(self, names: Iterable[str] | None = None) -> None:

@@ -184,7 +184,7 @@ class Pump:
         return self._awaited is not None and self.bell.await_tickets(*self._marks(self._awaited), self._awaited.need)
 
     def sleep(self) -> None:
-        """Notes that nobody is about to look at reports."""
+        """Tells all lanes that nobody is about to look at reports, and when to wake somebody (see ``Lane.sleep``)."""
         every_task = self.assembly.loading is not None or self._settings.streams  # each task is some worker's own
         for lane in self.lanes.values():
             lane.sleep(every_task=every_task)
@@ -244,7 +244,7 @@ class Pump:
         self._abandoned = [entry for entry in self._abandoned if entry[0]]
 
     def read_stats(self) -> dict[str, object]:
-        """Returns the entry ``reads`` of ``stats()``."""
+        """Returns the entry ``reads`` of ``stats()``. Only with a reader process (``reads``)."""
         assert self.reads is not None
         direct, seconds = self._parts.links.board.read_directly()
         told = {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": self.run.scheduler.fetching.idle_s}

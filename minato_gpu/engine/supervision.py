@@ -33,7 +33,8 @@ class WorkerSupervisor:
         return self._replaces or self._watchdog is not None or self._lanes.any
 
     def raise_broken(self) -> None:
-        """Raises the error that was kept while the consumer was in its training step; does nothing without one."""
+        """Raises, once, the error that was kept while the consumer was in its training step; does nothing without
+        one."""
         broken, self.broken = self.broken, None
         if broken is not None:
             raise broken

@@ -20,7 +20,7 @@ from minato_gpu.samples import Key, Origin, Position, Value, add_note
 from minato_gpu.sources.reading import Place
 
 Part = tuple[int, tuple[float, ...]]
-"""The stage that a sample came with, and the seconds of each part, between split points, from there on."""
+"""The first stage that a lane has run of a sample, and the seconds of each part from there on, between split points."""
 
 
 class NoSample:
@@ -87,7 +87,8 @@ class Task(NamedTuple):
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
     ``ended``, where there is a credit: by worker of the lane, the last chunk known to have ended when this one was
-    dispatched. What the worker has prepared beyond the credit of a later chunk is taken off this one's.
+    dispatched. If the worker has ended another chunk since, what it prepared beyond that one's credit is taken off this
+    one's.
     """
 
     run: int
@@ -119,7 +120,7 @@ class Task(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A report that samples ``first`` to ``done`` of a chunk are ready, have failed or are handed over.
+    """A report that samples of a chunk, from ``first`` to before ``done``, are ready, have failed or are handed over.
 
     ``final``: the worker is through with the chunk. ``items``: None when all samples are plain rows, else one for each.
     ``times``: the seconds that each sample cost without its waits for a core (None: all were cheap, or it is not
@@ -151,9 +152,9 @@ class Report(NamedTuple):
 class TicketOutcome(NamedTuple):
     """The report of one ticket: where its sample is stored, and what else is known of it.
 
-    ``part``: of a pipeline with split points, the stage the sample came with and the seconds of each part from there
-    on. ``layout``: of the first sample that the worker prepared without one. ``prepared``: of a batch that is composed,
-    samples that the worker that joins it has prepared.
+    ``part``: of a pipeline with split points, what the parts of the sample took. ``layout``: that of the first sample
+    that the worker prepared without one. ``prepared``: of a batch that is composed, how many samples the worker that
+    joins it has prepared.
     """
 
     item: Item
@@ -195,7 +196,7 @@ class Resident(Extra):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """An object in the arena of ``worker``. ``collated``: it is a finished batch, not a sample.
+    """An object in the arena of ``worker`` (-1: the engine's). ``collated``: it is a finished batch, not a sample.
 
     ``blocks``: where it is stored, each an offset and a size in bytes. The first holds the pickle, the others parts.
     """

@@ -47,7 +47,7 @@ _OUT_OF_MEMORY = "It is possible that the worker ran out of memory; see the kern
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Says that so many more slots can be given work from now on; or fewer, below zero."""
+    """Says that the lane has ``slots`` more slots that can be given work from now on; below zero: so many fewer."""
 
     slots: int
 
@@ -84,7 +84,7 @@ class KeptSamples:
     run: int
     chunk: int
     keep: int
-    nbytes: int = 0  # bytes of ready samples before it that are in no rows, where the task has a credit
+    nbytes: int = 0  # bytes of ready samples before ``keep`` that are in no rows; counted where the task has a credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +190,15 @@ class Lane(Protocol):
         """Hands over a task, for any worker or, where each has a stream of its own, for this one. Never blocks."""
 
     def recall(self) -> None:
-        """Takes back the tasks that have not begun; answered by ``Recalled``."""
+        """Takes back the tasks that have not begun; answered by ``Recalled`` if there are any."""
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """Starts no sample of the task from number ``keep`` on. ``KeptSamples`` answers where it stops."""
         return
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """Asks for the sample of the task that runs to be handed over at the next of ``splits`` that it comes to, if
-        any."""
+        """Asks the worker that is at this task to hand its current sample over, before the next of ``splits`` that the
+        sample comes to, if any."""
         return
 
     def look(self) -> None:
@@ -264,7 +264,10 @@ class Lane(Protocol):
         """Returns the stack of this worker, as the rest of an error's message; it is taken to hang from now on."""
 
     def stacks_at_work(self) -> str:
-        """Returns the stacks of all workers that are at work; of all workers if none is."""
+        """Returns the stacks of all workers that are at work, as text for an error's message.
+
+        If none is at work, a lane returns those of all of its workers, or "".
+        """
 
     def stats(self) -> Mapping[str, bool | int | float]:
         """Returns counters of its own, if any, for the loader's ``stats()``."""

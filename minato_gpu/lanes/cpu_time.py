@@ -32,8 +32,8 @@ class CoreTime:
     """Seconds that the calling thread and a library's threads have run: those named ``[LIBRARY]...`` in this process.
 
     A reading takes two microseconds for each thread, and ten times that where cores are busy. The caller's own seconds
-    are those of its clock: what the kernel lists of a thread that runs may be a tick old. The others wait by then; they
-    do not count where the kernel does not tell.
+    are those of its clock: what the kernel lists of a thread that runs may be a tick old. The library's threads must
+    wait by then; their seconds do not count where the kernel does not tell them.
     """
 
     def __init__(self, library: str) -> None:
@@ -41,7 +41,7 @@ class CoreTime:
         self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
 
     def look(self) -> None:
-        """Finds the threads that there are now; those that come later are not counted."""
+        """Finds the threads that there are now; those that come later are not counted until the next call."""
         with contextlib.suppress(OSError):
             there = {path.name for path in _TASKS.iterdir()}
             for thread in there - self._threads.keys():

@@ -25,7 +25,10 @@ _collects = True  # whether the process that forks does when it is not about to;
 
 
 def start(process: BaseProcess) -> None:
-    """Starts a process, whose own code must call ``begin`` first. Raises what starting it raises."""
+    """Starts a process, whose own code must call ``begin`` first. Its ``terminate`` kills it from now on.
+
+    Raises what starting it raises.
+    """
     global _collects
     _collects = collects = gc.isenabled()
     gc.disable()
@@ -45,8 +48,8 @@ def start(process: BaseProcess) -> None:
 
 
 def begin() -> None:
-    """Prepares a new process: inherited garbage is never looked through, and Ctrl-C and SIGTERM are left to the
-    parent."""
+    """Prepares this new process: inherited garbage is never looked through, and Ctrl-C and SIGTERM do nothing here, as
+    the parent handles them."""
     gc.freeze()
     if _collects:
         gc.enable()

@@ -21,9 +21,10 @@ class HostCores:
 
     @classmethod
     def of_this_rank(cls, workers: int) -> HostCores:
-        """Reads torchrun's variables. ``workers``: the loader's ``num_workers``, which each rank may have at least.
+        """Reads torchrun's variables; without them there is one rank. ``workers``: the loader's ``num_workers``, for
+        which each rank counts as having cores enough.
 
-        Raises ValueError for more ranks than cores, or variables that are no numbers.
+        Raises ValueError for more ranks than cores, a rank that is not one of them, or variables that are no numbers.
         """
         ranks, rank = _variable("LOCAL_WORLD_SIZE", 1), _variable("LOCAL_RANK", 0)
         cores = usable_cores()

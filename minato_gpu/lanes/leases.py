@@ -70,7 +70,7 @@ class Lease:
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
     def between(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
-        """Returns the marks of samples number ``start`` to ``stop``, as ranges (first, end)."""
+        """Returns the marks of samples from number ``start`` to before ``stop``, as ranges (first, end)."""
         if len(self.runs) == 1:
             begin = self.runs[0][0]
             return ((begin + start, begin + stop),)
@@ -118,9 +118,8 @@ class Leases:
             self._read.popleft()
 
     def reports(self, *, unfinished: bool) -> list[Report]:
-        """Returns what is finished of leases that have ended, or may end early, each sample once.
-
-        With ``unfinished`` of all others, too.
+        """Returns what is finished, each sample once, of leases whose last sample is, and of those that may end early;
+        with ``unfinished`` of all others, too.
         """
         status, found = self._completions.status, list[tuple[Lease, int]]()
         for lease in reversed(self._leases.values()):
@@ -131,9 +130,10 @@ class Leases:
         return [self._take(lease, done) for lease, done in reversed(found)] if found else []
 
     def low(self, slots: int) -> int:
-        """Returns the chunk of the lease at whose end half of those beyond one for each of ``slots`` workers are taken.
+        """Returns the least number of a chunk whose end is to wake the receiver: by then half of the leases beyond one
+        for each of ``slots`` workers are taken.
 
-        0, so that each end counts, if these are fewer than two, or some are of a run that was given up: numbers start
+        0, so that each end wakes it, if these are fewer than two, or some are of a run that was given up: numbers start
         anew with each run.
         """
         half = (len(self._leases) - slots) // 2

@@ -25,8 +25,8 @@ from minato_gpu.memory.status_board import INBOX
 
 
 def start_method(context: Context | None) -> tuple[Any, str | None]:
-    """Returns the context of ``multiprocessing`` that a loader's argument stands for, and the name of its start
-    method."""
+    """Returns the context of ``multiprocessing`` that a loader's argument stands for (None: the program's default), and
+    the name of its start method; None if the context does not tell that."""
     context = context or torch.multiprocessing
     method = context.get_start_method() if hasattr(context, "get_start_method") else None
     return multiprocessing.get_context(method) if context is torch.multiprocessing else context, method
@@ -83,7 +83,7 @@ class ProcessLane(WorkerLane):
             queue.popleft()
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """Returns reports, and what was found of workers that ended or were replaced."""
+        """Returns what has been reported; frees the memory of large tasks that have ended."""
         messages = super().receive(only)
         for task in [each for each in self._large if each not in self.leases] if self._large else ():
             self.links.engine_arena.free(self._large.pop(task))

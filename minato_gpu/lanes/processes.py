@@ -258,7 +258,8 @@ class Workers:
         return found
 
     def replace(self, number: int, blocks: Blocks) -> None:
-        """Starts another worker in place of one that has ended; ``news`` tells when it has been."""
+        """Starts another worker in place of one that has ended; ``news`` tells when it has started, or why it could
+        not."""
         if self._spawner is not None:
             self._spawner.request(number, blocks)
         else:

@@ -93,8 +93,8 @@ class Producer:
     def __init__(
         self, number: int, job: Job, store: Store | None = None, on_stage: Callable[[int], None] = lambda stage: None
     ) -> None:
-        """``on_stage`` is called with its number before each stage of the pipeline, and with -1 before the data set.
-        ``store``: where parts of samples are stored that go from lane to lane."""
+        """``on_stage`` is called with the stage's number before each stage of the pipeline, and with -1 before the data
+        set.        ``store``: where parts of samples are stored that go from lane to lane."""
         worker = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self.who = worker if job.num_workers else "in the main process"
         self._job = job
@@ -143,7 +143,8 @@ class Producer:
         return self.seeder.begin_unseeded(samples)
 
     def drew(self) -> bool:
-        """Returns whether samples that were prepared without seeding have drawn from a global generator."""
+        """Returns whether samples that were prepared without seeding have drawn from a global generator; if so, all
+        later ones are seeded."""
         return self.seeder is not None and self.seeder.moved()
 
     def fetches_many(self, task: Task) -> bool:
@@ -151,7 +152,10 @@ class Producer:
         return self._getitems is not None and not task.singly
 
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
-        """Returns a function that prepares the samples of this piece."""
+        """Returns a function that prepares the samples of this piece.
+
+        If the data set can return them all at once, and they need no seeds, this call fetches them.
+        """
         produce = self._once(task, piece, unseeded)
         if piece.fetched is not None:
             produce = produce if self.sharing is None else self.sharing.shared(produce)

@@ -73,7 +73,7 @@ class LeaseProgress:
         self.done += 1
 
     def fetched(self, count: int) -> None:
-        """Notes that ``count`` samples were fetched at once: all cost the same."""
+        """Notes that ``count`` samples have just been fetched at once: what that took is shared out evenly to them."""
         now = perf_counter()
         self.share, self.now = (now - self.now) / count, now
         if self.delayed:

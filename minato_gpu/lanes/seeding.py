@@ -78,7 +78,8 @@ class Seeder:
 
     def moved(self) -> bool:
         """Returns whether anything has drawn from the generators, or seeded them, since ``begin_unseeded`` or the last
-        ``seed``; False where the second set was not seeded with them. If so, all later samples are seeded."""
+        ``seed``; False where the second set was not seeded with them. After True all later samples are seeded. The
+        question itself draws from ``random`` and NumPy's generator."""
         same = not self._in_step or (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()

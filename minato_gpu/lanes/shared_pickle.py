@@ -28,7 +28,7 @@ _MAIN = ("__main__", "__mp_main__")
 class SharedPickle:
     """``value`` for several processes, as an argument of ``multiprocessing.Process``: each gets a copy.
 
-    It must be the first such argument that needs descriptors: it takes the same numbers in every process.
+    No argument before this one may need descriptors: its own must have the same numbers in every process.
     """
 
     def __init__(self, value: Job) -> None:

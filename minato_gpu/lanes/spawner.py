@@ -142,7 +142,8 @@ class Spawner:
             LOGGER.warning("The process that starts replacements of workers (pid %d) has ended.", self._process.pid)
 
     def close(self) -> list[Adopted]:
-        """Ends the process, and with it what it still forks; returns workers that had been asked for meanwhile."""
+        """Ends the process and all workers that it has forked, and waits for that. Returns those of the workers that
+        ``news`` has not told of; the caller closes them."""
         self._closing = True
         late: list[tuple[int, Adopted | Exception]] = []
         if self.fileno() >= 0:

@@ -40,7 +40,7 @@ class Store:
         return layout
 
     def views(self, slab: int, rows: int, layout: bytes) -> list[NDArray[Value] | None]:
-        """Returns the arrays of a slab in the engine's arena."""
+        """Returns the arrays of a slab in the engine's arena, as ``Layout.views`` does. ``layout``: a pickled one."""
         if self._slab != (slab, rows, layout):
             self._slab = (slab, rows, layout)
             self._views = self.layout(layout).views(self._links.buffer(-1), slab, rows)

@@ -26,7 +26,7 @@ from minato_gpu.pipeline.stages import Fields, Keepable
 from minato_gpu.samples import Value
 
 Kept = Mapping[int, Fields]
-"""By the number of the stage that writes them."""
+"""Kept fields, by the number of the stage that writes them."""
 Copied = Fields | str
 """Copies of fields; or why there are none, in words."""
 
@@ -101,7 +101,8 @@ class KeepableFields:
         return data if len(data) <= _LARGEST_GIVEN else None
 
     def run(self, fields: Fields, kept: Kept, seed: int, before_stage: Callable[[int], None]) -> Fields:
-        """Returns the sample's outputs as ``Pipeline.run`` does, beginning with kept fields."""
+        """Returns the sample's outputs as ``Pipeline.run`` does, from the fields that ``make`` has kept of a sample
+        with the same ``given``."""
         pipeline = self._pipeline
         known = dict(pipeline.check_given(fields))
         for number in range(len(pipeline.stages)):

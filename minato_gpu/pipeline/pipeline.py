@@ -165,7 +165,7 @@ class Pipeline:
         """Returns the drawn parameters of stage ``number`` for the sample with this seed, by name.
 
         They are NumPy values, and a function of the seed, the stage's number and its ``meta`` fields alone. Raises what
-        the stage's ``draw`` raises, and OverflowError for an integer beyond 32 bits.
+        the stage's ``draw`` raises, and OverflowError for a Python integer beyond 32 bits.
         """
         return _drawn(self.stages[number], number, fields, seed)
 
@@ -194,8 +194,7 @@ class Pipeline:
         stop: int | None = None,
         before_stage: Callable[[int], None] | None = None,
     ) -> dict[str, Value]:
-        """Runs stages ``start`` to ``stop`` (not included; None: the last) on the CPU and returns the fields.
-
+        """Runs stages from ``start`` to before ``stop`` (None: to the end) on the CPU and returns the fields.
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known so far.
         ``before_stage(number)`` is called before each stage. Raises StageError, whose ``__cause__`` is the stage's own
         exception, or says what ``fields`` lack, and TypeError for fields that are no mapping; KeyboardInterrupt and the

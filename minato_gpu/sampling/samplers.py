@@ -123,7 +123,7 @@ class Sampling:
         return found
 
     def set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Sets these generators to states, except the global one, which is the user's."""
+        """Sets the loader's ``generators`` to these states, by role; not the global one, which is the user's."""
         for role, generator in self.generators.items():
             if role != "default" and role in states:
                 generator.set_state(states[role])

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from minato_gpu.samples import JSON
 
 MOST_SHARDS = 1 << 26
-"""A state that names more is refused, as it may come from anywhere."""
+"""Most shards that a state may name: one with more is refused, as it may come from anywhere."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

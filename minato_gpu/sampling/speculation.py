@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Speculation:
-    """The next epoch's order and seed, drawn early. It iterates the sampler's batches.
+    """The next epoch's order and seed, drawn early. Iterating over it yields the sampler's batches.
 
     As long as the epoch has not begun, every draw happens on states of its own: the generators are put back to what
     they were. ``adopt`` then leaves them as drawing the same now would have left them.

@@ -65,7 +65,10 @@ class Shipment(NamedTuple):
     lane: str
 
     def unpack(self) -> Job:
-        """Returns the job. Raises whatever unpickling it does."""
+        """Returns the job, for ``lane`` and ``workers``. Raises whatever unpickling it does.
+
+        Before that ``paths`` are added to ``sys.path``, and the program's own file is imported.
+        """
         sys.path += [path for path in self.paths if path not in sys.path and Path(path).exists()]
         spawn.prepare(self.main)
         job: Job = pickle.loads(self.job)
@@ -112,7 +115,7 @@ class AgentSession:
                 self._send("beat")
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Kills the workers, ends the process that reads ahead, and closes the connection."""
         self._lane.close(0.0)
         if self._reads is not None:
             self._reads.reader.close()
@@ -224,7 +227,8 @@ class AgentSession:
 
 def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *, tied: bool = False) -> None:
     """Listens at ``host`` and ``port`` until this process is ended. ``cores``: workers that a loader may have (0: one a
-    core). ``listening`` is called with the address. ``tied``: it ends when standard input is closed.
+    core). ``listening`` is called once with the address. ``tied``: it ends when standard input is closed, and what is
+    printed after ``listening`` goes to standard error.
 
     Raises ValueError where the environment has no token, OSError where the port is taken.
     """

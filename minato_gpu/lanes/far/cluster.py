@@ -55,7 +55,8 @@ class Lanes:
 
     @property
     def slots(self) -> int:
-        """Workers of all agents together; an agent that has not answered yet counts as many as there are cores here."""
+        """Workers of all agents together, 0 before ``check``; an agent that did not answer it counts as many as there
+        are cores here."""
         return sum(workers for _, workers in self._nodes.values())
 
     def check(self, loader: Arguments) -> None:
@@ -81,7 +82,7 @@ class Lanes:
         return {address: (partial(str, address), _workers(address)) for address in self._addresses}
 
     def open(self, job: Job, links: WorkerChannels) -> Iterator[FarLane]:
-        """Opens the lanes of all agents, which are connected meanwhile; the job is pickled once."""
+        """Opens the lanes of all agents that ``check`` has asked; each connects by itself. The job is pickled once."""
         data = pickle.dumps(job, 5)
         main: dict[str, Any] = spawn.get_preparation_data("minato-agent")
         paths = tuple(main["sys_path"])

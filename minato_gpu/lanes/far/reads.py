@@ -54,7 +54,7 @@ class TaskReads:
         self._here |= {ticket: places for ticket, places in arrived if ticket in self._here}
 
     def filled(self, task: Task) -> Task | None:
-        """Returns the task with its bytes; None while some are missing."""
+        """Returns the task with the places of its samples' bytes (``fetched``); None while some have not arrived."""
         tickets = iter(self._tickets[task.run, task.chunk])
         pieces = []
         for piece in task.pieces:
