@@ -59,7 +59,8 @@ class StageParity:
         return self.max_deviation <= self.limit_max and self.mean_deviation <= self.limit_mean
 
     def add(self, expected: Fields, got: Mapping[str, JSON] | StageError, declared: Mapping[str, Field]) -> None:
-        """Adds a sample: what the CPU and the device have made of it."""
+        """Adds a sample: what the CPU (``expected``) and the device have made of it; ``got`` is the device's fields, or
+        its error. ``declared``: the fields as the pipeline declares them."""
         self.samples += 1
         if isinstance(got, StageError):
             return self._fail(str(got))

@@ -66,7 +66,8 @@ class SimulatedRank:
     steps: bool = True  # whether there are training steps
 
     def stretch(self, workers: float) -> float:
-        """Returns how much longer a worker takes for a sample, because its core is another worker's at times."""
+        """Returns how many times as long a worker takes for a sample, because its core is another worker's at times:
+        1.0 or more."""
         return max(1.0, workers * self.profile.prepare_cpu_share / self.profile.cores)
 
     @property

@@ -142,7 +142,10 @@ def _duals(work: Work) -> tuple[Array, Array]:
 
 
 def held_bound(work: Work, window: int, lateness: int, period: float) -> float:
-    """Seconds until the end of the last step (its hand-over plus ``period``) that hold for every policy."""
+    """Seconds until the end of the last step (its hand-over plus ``period``), at least, for every policy.
+
+    ``window`` is in samples, ``lateness`` in batches, ``period`` in seconds.
+    """
     prices, sums = _duals(work)
     late = np.array(work.ready_times())  # CPU time lost to workers that start one by one
     lost, all_ready = prices * late.sum(), float(late.max())

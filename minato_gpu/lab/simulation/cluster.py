@@ -99,8 +99,8 @@ def simulate(cluster: Cluster, seed: int = 0) -> tuple[list[float], float]:
 def run() -> list[dict[str, JSON]]:
     """Returns a row for each link, spread and number of hosts that leave.
 
-    ``of_bound``: the bound by the time of the last rank; ``fairness``: the slowest rank's rate by the mean;
-    ``later_s``: how much longer than where no host leaves.
+    ``of_bound``: the bound divided by the time of the last rank; ``fairness``: the slowest rank's rate divided by the
+    mean rate; ``later_s``: by how many seconds it takes longer than where no host leaves.
     """
     rows: list[dict[str, JSON]] = []
     for gbit_s in (25.0, 100.0):
