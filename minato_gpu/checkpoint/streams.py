@@ -93,6 +93,7 @@ def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, sampl
 def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
     """Returns where each worker's stream begins in the epoch after a state between two epochs; empty if the state does
     not say.
+
     Raises ValueError as ``check_streams`` does.
     """
     places = [] if saved.get("streams") is None else places_of(saved, dataset)

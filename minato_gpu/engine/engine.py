@@ -372,6 +372,7 @@ class Engine(Batches):
     def close(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> None:
         """Ends lanes and thread. Batches that the consumer holds live on. Idempotent; any thread may call it. It does
         nothing in a process that was forked from the engine's.
+
         ``timeout``: seconds after which workers that are still at a sample are killed; by default PyTorch's.
         """
         if os.getpid() != self._process:

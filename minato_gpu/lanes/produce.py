@@ -94,7 +94,7 @@ class Producer:
         self, number: int, job: Job, store: Store | None = None, on_stage: Callable[[int], None] = lambda stage: None
     ) -> None:
         """``on_stage`` is called with the stage's number before each stage of the pipeline, and with -1 before the data
-        set.        ``store``: where parts of samples are stored that go from lane to lane."""
+        set. ``store``: where parts of samples are stored that go from lane to lane."""
         worker = f"in DataLoader worker {'process' if job.seeds_samples else 'thread'} {number}"
         self.who = worker if job.num_workers else "in the main process"
         self._job = job

@@ -116,6 +116,7 @@ def told_of(dataset: Value, *, over: bool = False) -> StreamState:
 def load_dataset(dataset: Value, state: bytes | None) -> bytes | None:
     """Gives the data set its part of a stream's state. The caller calls ``iter()`` after that; for a data set that is
     its own iterator it is called here before, too.
+
     Returns the state that it had before; None if it has not told that, or the stream's state has no such part.
     """
     part = dataset_part(state)

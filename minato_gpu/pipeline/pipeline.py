@@ -195,6 +195,7 @@ class Pipeline:
         before_stage: Callable[[int], None] | None = None,
     ) -> dict[str, Value]:
         """Runs stages from ``start`` to before ``stop`` (None: to the end) on the CPU and returns the fields.
+
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known so far.
         ``before_stage(number)`` is called before each stage. Raises StageError, whose ``__cause__`` is the stage's own
         exception, or says what ``fields`` lack, and TypeError for fields that are no mapping; KeyboardInterrupt and the

@@ -83,7 +83,8 @@ class Lockstep:
             self._file = os.open(folder / _NAME, flags, 0o600)
 
     def agreed(self, mine: bool) -> bool:
-        """Returns rank 0's opinion: its own is ``mine``. Every rank has to ask as many times.
+        """Returns rank 0's opinion, which is its ``mine``; other ranks wait for it. Every rank has to ask as many
+        times.
 
         Raises TimeoutError if rank 0 has not answered for a minute.
         """

@@ -109,6 +109,7 @@ def _module_of(file: Path) -> str:
 def imported(module: str) -> ModuleType:
     """Imports a module by its name or file, whose folder goes on ``sys.path``; so does the current one, as with
     ``python -m``.
+
     ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so. Raises UsageError
     where there is none.
     """

@@ -29,8 +29,8 @@ _MICRO_BATCH = 16  # samples that share what a device's run costs
 
 
 def simulate_peer(policy: str, work: Work, window: int, lateness: int, period: float | Sequence[float]) -> Outcome:
-    """Returns the outcome of the named policy; ``period``: see ``Work.steps``. Without slots and devices, the consumer
-    prepares each batch when it asks."""
+    """Returns the outcome of a policy, one of ``PEERS``. ``window`` is in samples, ``lateness`` in batches;
+    ``period``: see ``Work.steps``. Without slots and devices, the consumer prepares each batch when it asks."""
     steps = work.steps(period)
     if not work.slots + work.devices:  # the consumer prepares each batch itself
         seconds = np.add.reduceat(work.cpu, work.firsts[:-1])
