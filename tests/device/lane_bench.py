@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 
 from minato_gpu import Pipeline, Stage
 from minato_gpu.device.budget import DeviceBudget
-from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.lane import DeviceLane
 from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.transfers import Transfers
@@ -92,18 +89,6 @@ class Bench:
         """Its report, once there is one."""
         self.reports += [told for told in self.lane.receive() if isinstance(told, Report)]
         return next((report for report in self.reports if report.chunk == chunk), None)
-
-
-def short_beyond(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """The device has no memory for more samples than these at once."""
-    run = FunctionSegment.run
-
-    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        if len(batch) > most:
-            raise torch.OutOfMemoryError(f"{len(batch)} samples")
-        return run(self, batch, drawn)
-
-    monkeypatch.setattr(FunctionSegment, "run", short)
 
 
 @contextmanager

@@ -4,13 +4,11 @@ wrong name or argument is found, and by CuPy's own classes, which need no device
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -28,21 +26,20 @@ _CYCLES = 1 << 23
 class Driver:
     """Takes the place of what ``Accelerator`` asks ``torch.cuda``.
 
-    ``contexts``: the devices on which memory was taken; ``devices``: which one is current, by thread, the first one at
-    the beginning; ``current``: the stream; ``events``: the options of those that were made.
+    ``contexts``: the devices on which memory was taken; ``device``: the current one, the first one at the beginning;
+    ``current``: the stream.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.contexts: set[int] = set()
-        self.devices: defaultdict[str, int] = defaultdict(int)
+        self.device = 0
         self.current: Any = None
-        self.events: list[dict[str, Any]] = []
         instead: dict[str, Callable[..., Any]] = {
             "Stream": lambda device, **_: DriverStream(self, device.index),
-            "Event": self._event,
+            "Event": lambda **_: SimpleNamespace(record=lambda stream: None),
             "stream": lambda stream: stream,
             "set_device": self.choose,
-            "current_device": lambda: self.devices[threading.current_thread().name],
+            "current_device": lambda: self.device,
             "is_initialized": lambda: True,
             "current_stream": lambda device=None: self.current,
             "get_device_properties": lambda device=None: SimpleNamespace(uuid="0a-1b"),
@@ -55,22 +52,16 @@ class Driver:
 
     def choose(self, device: Any) -> None:
         """As ``cudaSetDevice``, which makes a context."""
-        number = getattr(device, "index", device)
-        self.devices[threading.current_thread().name] = number
-        self.contexts.add(number)
+        self.device = getattr(device, "index", device)
+        self.contexts.add(self.device)
 
     @contextmanager
     def _on(self, device: Any) -> Iterator[None]:
         """It goes back to a device that has a context, or else when that is used."""
-        thread = threading.current_thread().name
-        before = self.devices[thread]
+        before = self.device
         self.choose(device)
         yield
-        self.devices[thread] = before
-
-    def _event(self, **options: Any) -> Any:
-        self.events.append(options)
-        return SimpleNamespace(record=lambda stream: None)
+        self.device = before
 
 
 class DriverStream:
@@ -80,7 +71,7 @@ class DriverStream:
         self._driver, self._device = driver, device
 
     def __enter__(self) -> None:
-        self._before = self._driver.current, torch.cuda.current_device()
+        self._before = self._driver.current, self._driver.device
         self._driver.current = self
         self._driver.choose(self._device)
 
@@ -104,24 +95,24 @@ def test_nobody_makes_a_context_on_a_device_that_is_not_used(driver: Driver) -> 
     stream: Any = device.stream()
     for use in (device.running, device.working):
         with use(stream):
-            assert driver.current is stream and torch.cuda.current_device() == 1
+            assert driver.current is stream and driver.device == 1
     device.fetch(tensor, MADE)
-    assert driver.contexts == {1} and torch.cuda.current_device() == 0
+    assert driver.contexts == {1} and driver.device == 0
 
 
 def test_a_thread_begins_with_the_device_of_who_starts_it(driver: Driver) -> None:
-    torch.cuda.set_device(2)
-    thread = threading.Thread(target=accelerator.enter_same(), name="another")
-    thread.start()
-    thread.join()
-    assert driver.devices["another"] == 2
+    driver.device = 2
+    begin = accelerator.enter_same()
+    driver.device = 0  # as in a new thread
+    begin()
+    assert driver.device == 2
 
 
 def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:
-    device = Accelerator(torch.device("cuda", 0))
+    device, made = Accelerator(torch.device("cuda", 0)), cast(mock.Mock, torch.cuda.Event)
     with device.running(device.stream()):
         device.event()
-    assert driver.events == [{"enable_timing": False, "blocking": True}]
+    assert made.call_args.kwargs == {"enable_timing": False, "blocking": True}
 
 
 class OfTorch:
@@ -191,24 +182,23 @@ class _Library:
         return call
 
 
+FIGURES: dict[str, Any] = {"utilisation": 0.37, "memory_used_bytes": 3 << 30, "memory_total_bytes": 80 << 30}
+
+
 @pytest.mark.parametrize(
-    ("library", "utilisation"),
-    [(_Library(), 0.37), (_Library("nvmlDeviceGetUtilizationRates", "MIG-"), None)],
-    ids=["a GPU", "a part of one"],
+    ("library", "figures"),
+    [
+        (_Library(), FIGURES),
+        (_Library("nvmlDeviceGetUtilizationRates", "MIG-"), {**FIGURES, "utilisation": None}),
+        (None, None),
+        *((_Library(name), None) for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo")),
+    ],
+    ids=["a GPU", "a part of one", "no package", "no driver", "no such device", "no permission"],
 )
-def test_figures(monkeypatch: pytest.MonkeyPatch, library: _Library, utilisation: float | None) -> None:
+def test_figures(monkeypatch: pytest.MonkeyPatch, library: _Library | None, figures: Any) -> None:
     """NVML knows a part by "MIG-" and its UUID, and answers that its utilisation is not supported."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    expected = {"utilisation": utilisation, "memory_used_bytes": 3 << 30, "memory_total_bytes": 80 << 30}
-    assert nvml.reading("1") == expected
-    assert library.open == 0
-
-
-@pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", None])
-def test_no_driver_no_such_device_no_permission_no_package(monkeypatch: pytest.MonkeyPatch, fails: str | None) -> None:
-    library = None if fails is None else _Library(fails)
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert nvml.reading("1") is None
+    assert nvml.reading("1") == figures
     assert library is None or library.open == 0
 
 

@@ -47,7 +47,7 @@ def held_up(device: Accelerator, stream: Any) -> Iterator[None]:
 
 
 def encoded(number: int) -> dict[str, Any]:
-    """What the host read makes of a smooth photograph."""
+    """What the host read, the first stage, makes of a smooth photograph."""
     height, width = 200 + 40 * number, 320 - 20 * number
     rows, columns = np.mgrid[:height, :width]
     planes = [255 * rows // height, 255 * columns // width, (rows + columns + 9 * number) // 4 % 256]
@@ -63,11 +63,6 @@ def spoilt(fields: dict[str, Any]) -> dict[str, Any]:
     A file that is cut off is refused when it is read: of that the decoders' opinions differ.
     """
     return {**fields, "encoded": np.full(1000, 7, np.uint8)}
-
-
-def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | None = None) -> dict[str, Any]:
-    """By the CPU's implementations; the photograph is read already."""
-    return pipeline.run(fields, seed, start=1, stop=stop)
 
 
 def check_close(image: Any, other: Any, pipeline: Pipeline, device: str, split: int = 0) -> None:
@@ -91,7 +86,7 @@ def test_micro_batches_that_are_scheduled_ahead_are_what_they_are_by_themselves(
         photographs = [encoded(n % 6) for n in range(first, first + 4)]
         if first == 8:
             photographs[1] = spoilt(photographs[1])
-        given = [(prepared(pipeline, one, first + n, stop=split), first + n) for n, one in enumerate(photographs)]
+        given = [(pipeline.run(one, first + n, 1, split), first + n) for n, one in enumerate(photographs)]
         sets.append([(fields, executor.draws((fields, seed))) for fields, seed in given])
     alone = [executor.run(each) for each in sets]
     coming, begun = sets[1:], list[bool]()
@@ -154,14 +149,14 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     pipeline = image_classification.build(64, scale=(1.0, 1.0))
     split = pipeline.splits[0]
     samples = [spoilt(encoded(n)) if n == 2 else encoded(n) for n in range(6)]
-    given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
+    given = [(pipeline.run(fields, n, 1, split), n) for n, fields in enumerate(samples)]
     executor = DeviceExecutor(pipeline, split, device=device, max_batch=6)
     found = executor.run(given)
     bad = found.pop(2)
     assert isinstance(bad, StageError) and "in decode_dali\n" in str(bad)
     for n, result in zip((0, 1, 3, 4, 5), found, strict=True):
         assert not isinstance(result, StageError), result
-        check_close(result["image"], prepared(pipeline, samples[n], n)["image"], pipeline, device, split)
+        check_close(result["image"], pipeline.run(samples[n], n, 1)["image"], pipeline, device, split)
     assert executor.repeated == 6
     executor.run(given[:2])
     assert executor.repeated == 6
@@ -176,11 +171,11 @@ def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest
     monkeypatch.setattr(nvjpeg, "decodes_regions", lambda: regions)
     pipeline = image_classification.build(64)
     split = pipeline.splits[0]
-    given = [(prepared(pipeline, encoded(n), n, stop=split), n) for n in range(6)]
+    given = [(pipeline.run(encoded(n), n, 1, split), n) for n in range(6)]
     executor = DeviceExecutor(pipeline, split, device="cuda", max_batch=6)
     for n, result in enumerate(executor.run(given)):
         assert not isinstance(result, StageError), result
-        check_close(result["image"], prepared(pipeline, encoded(n), n)["image"], pipeline, "cuda", split)
+        check_close(result["image"], pipeline.run(encoded(n), n, 1)["image"], pipeline, "cuda", split)
     assert executor.repeated == 0
     executor.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput, Issued
 from tests.device.several import (
     SAMPLE_BYTES,
-    Gated,
     Machine,
     check_content,
     labels,
@@ -108,25 +106,6 @@ def test_samples_on_the_device_make_room_for_a_batch(
     said = [record for record in caplog.records if "has no memory for a batch" in record.message]
     assert len(said) == (stats["device"]["short_of_memory"] > 0)
     assert capacity > 14_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
-    gc.collect()
-    assert device.used == 0
-
-
-def test_a_batch_that_came_too_early_leaves_for_the_due_one(short: Any) -> None:
-    """The consumer has one, and one of those behind the due one lies on the device, which holds no third."""
-    device, gate = short(5 * BATCH_BYTES // 2), threading.Event()
-    data = Gated(BATCH + 3, gate)
-    loader = loader_on([device], data, worker_kind="thread", prefetch_factor=4, timeout=60)
-
-    def gated() -> Iterator[Any]:
-        iterator = iter(loader)
-        yield next(iterator)
-        assert wait_until(lambda: loader.stats()["device"]["batches"] > 1)
-        gate.set()
-        yield from iterator
-
-    assert [n for batch in labels(consume([device], gated())) for n in batch] == list(range(LENGTH))
-    assert loader.stats()["device"]["unloaded"] >= 1
     gc.collect()
     assert device.used == 0
 

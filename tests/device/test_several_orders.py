@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.epoch.delivery
 from minato_gpu import DataLoader
 from minato_gpu.device.copies import CopyRange
 from minato_gpu.device.loads import DeviceRow, MicroBatchOutput, rows_bytes
@@ -31,7 +30,7 @@ from tests.device.several import (
     names,
     on_host,
 )
-from tests.support.device_batches import LANES, check_same, consume, flat
+from tests.support.device_batches import LANES, check_same, consume
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Plain
 
@@ -87,18 +86,16 @@ def test_batch_k_is_on_device_k_modulo_theirs_where_batches_overtake_each_other(
     data = Gated(13, gate)
     more: dict[str, Any] = {"in_order": lateness == 0, "max_lateness": lateness, **MODES[mode]}
     loader = DataLoader(data, num_workers=2, worker_kind="thread", prefetch_factor=4, device=names(devices), **more)
-    iterator = iter(loader)
     if lateness == 0:
         gate.set()
-    numbers: list[int] = []
-    overtaken = 14 if mode == "no batches" else 3
-    for number, batch in enumerate(iterator):
-        assert all(devices[number % 3].owns(tensor) for tensor in flat(batch)), f"batch {number} is on another device"
-        devices[number % 3].read(batch[0], lambda t: numbers.extend(int(n) for n in t.reshape(-1, 160)[:, 0]))
-        devices[number % 3].finish()
-        if number == overtaken:
-            gate.set()
-        del batch
+
+    def gated() -> Iterator[Any]:
+        for number, batch in enumerate(loader):
+            yield batch
+            if number == (14 if mode == "no batches" else 3):
+                gate.set()
+
+    numbers = [int(n) for x, *_ in consume(devices, gated()) for n in x.reshape(-1, 160)[:, 0]]
     assert sorted(numbers) == list(range(LENGTH))
     if lateness:
         assert any(n > 13 for n in numbers[: numbers.index(13)]), "nothing has overtaken it"
@@ -163,39 +160,20 @@ def test_what_a_device_made_is_free_before_its_bytes_are_given_back(holder: Any)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("length", "count"), [(150, 2), (150, 4), (144, 3), (7, 2), (9, 3)])
-def test_the_last_round(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, workers: int, drop_last: bool, length: int, count: int
-) -> None:
+def test_the_last_round(machine: Machine, workers: int, drop_last: bool, length: int, count: int) -> None:
     """With ``drop_last`` every device gets as many batches; without, all is delivered, and the last round is short."""
     devices = machine(count)
-    used: list[int] = []
-
-    def noted(batch: Any, device: torch.device) -> Any:
-        used.append(device.index)
-        return batch
-
-    monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", noted)
     data = torch.utils.data.Subset(Plain(), range(length))
     loader = loader_on(devices, data, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0)
     for _ in range(2):
         iterator = iter(loader)
-        batches = list(iterator)
-        assert len(batches) == len(loader) == len(iterator)
-        numbers = [int(n) for batch in batches for n in batch[1]] if workers == 0 else []
-        if workers == 0:
-            assert used == [number % count for number in range(len(batches))]
-            used.clear()
-        for number, batch in enumerate(batches if workers else []):
-            devices[number % count].read(batch[1], lambda t, into=numbers: into.extend(t.tolist()))  # type: ignore[misc]
-            devices[number % count].finish()
-        if drop_last:
-            whole = length // (BATCH * count) * BATCH * count
-            assert numbers == list(range(whole))
-            assert len(batches) % count == 0
-        else:
-            assert numbers == list(range(length))
+        got = labels(consume(devices, iterator))
+        assert len(got) == len(loader) == len(iterator)
+        assert not drop_last or len(got) % count == 0
+        whole = length // (BATCH * count) * BATCH * count
+        numbers = [n for batch in got for n in batch]
+        assert numbers == list(range(whole if drop_last else length))
         assert loader.stats()["samples_expected"] == loader.stats()["samples_delivered"] == len(numbers)
-        del batches
 
 
 def test_what_an_earlier_run_has_begun_of_the_last_round_is_finished(machine: Machine) -> None:

@@ -46,6 +46,18 @@ copies do not keep the slabs that they read
 -[self._on_device, self._slabs]
 +[self._on_device]
 
+copies of what a device has made do not wait for that
+-            accelerator.wait(made.event)
++            pass
+
+who gets a batch does not wait for its copies
+-        accelerator.wait(self.event)
++        pass
+
+the memory of a batch may be used again while its consumer reads it
+-                accelerator.used_here(block)
++                pass
+
 === memory/loans.py: memory/test_loans.py engine/test_assembly.py
 a block that came back is given back twice
 -            blocks.append(loan.block)
