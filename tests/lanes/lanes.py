@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.thread_lane import ThreadLane
-from tests.lanes.harness import items_of, job, marked, open_links
+from tests.lanes.harness import job, marked, open_links
 from tests.support.waiting import wait_until
 
 Told = TypeVar("Told")
@@ -41,30 +40,19 @@ def open_lane(
 
 
 def reports_of(lane: Any, *tasks: Task) -> dict[int, list[Report]]:
-    """Send tasks; wait until each has its final report. By chunk."""
+    """Send tasks; wait until each has its final report. All that came, by chunk."""
     for one in tasks:
         lane.send(one)
     found: dict[int, list[Report]] = {}
-    assert wait_until(lambda: all(arrived(lane, found, one.chunk) for one in tasks)), "not every task was reported"
+
+    def have_ended() -> bool:
+        for message in lane.receive():
+            if isinstance(message, Report):
+                found.setdefault(message.chunk, []).append(message)
+        return all(one.chunk in found and found[one.chunk][-1].final for one in tasks)
+
+    assert wait_until(have_ended), "not every task was reported"
     return found
-
-
-def arrived(lane: Any, found: dict[int, list[Report]], chunk: int) -> bool:
-    """Sort what the lane reports into ``found``; whether the chunk's final report is there."""
-    select.select(lane.fds()[:1], [], [], 0 if chunk in found else 0.01)
-    sort(lane, found)
-    return chunk in found and found[chunk][-1].final
-
-
-def sort(lane: Any, found: dict[int, list[Report]]) -> list[Any]:
-    """Sort what the lane reports into ``found``; returns what else it tells."""
-    others = []
-    for message in lane.receive():
-        if isinstance(message, Report):
-            found.setdefault(message.chunk, []).append(message)
-        else:
-            others.append(message)
-    return others
 
 
 def of_kind(lane: Any, kind: type[Told]) -> list[Told]:
@@ -77,8 +65,3 @@ def of_kind(lane: Any, kind: type[Told]) -> list[Told]:
 
     assert wait_until(look), f"the lane tells no {kind.__name__}"
     return found
-
-
-def fetch(lane: Any, store: Any, reports: Sequence[Report]) -> list[Any]:
-    """The samples of a chunk."""
-    return [store.get(item) for item in items_of(reports)]

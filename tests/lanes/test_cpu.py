@@ -4,17 +4,15 @@ large messages; what workers write to shared memory, in which order, and what th
 from __future__ import annotations
 
 import resource
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.base import Extra, Features, Item, TicketOutcome
+from minato_gpu.lanes.base import Extra, TicketOutcome
 from minato_gpu.lanes.contract import KeptSamples, Opened
-from minato_gpu.lanes.leases import Leases, store_outcome, store_reads
+from minato_gpu.lanes.leases import Lease, Leases, store_outcome
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import (
     CHUNK,
@@ -28,11 +26,10 @@ from minato_gpu.memory.status_board import (
     base_of,
 )
 from tests.lanes.contract import GATED, Trace
-from tests.lanes.harness import Bench, job, marked, open_links, piece, task
-from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
+from tests.lanes.harness import Bench, items_of, job, marked, piece, task
+from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
 from tests.memory.watched import Event, fenced, watch
 from tests.support import leaks
-from tests.support.leaks import threads_since
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -68,28 +65,16 @@ def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: 
         assert reports_of(lane, task(piece([30]), chunk=30))
 
 
-@both_kinds
-def test_a_stuck_sample_at_the_end(threads: bool, trace: Trace) -> None:
-    """A process is ended; a thread cannot be, which is said, and its memory stays."""
-    with open_links(1, arenas=not threads) as links:
-        if not threads:
-            with open_lane(trace.make) as lane:
-                lane.send(task(piece([GATED]), chunk=1))
-                assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
-                assert lane.close(0.0)
-            return
-        before, thread_lane = threading.enumerate(), ThreadLane(links, job(trace.make, seeds_samples=False))
-        thread_lane.send(marked(links, task(piece([GATED, 6]), chunk=1)))
-        assert wait_until(lambda: links.board.find(1, 1) is not None)
-        with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
-            assert not thread_lane.close(0.01)
-        trace.gate.set()
-        assert thread_lane.close(20.0)
-        assert not threads_since(before)
+def test_a_worker_that_is_stuck_at_the_end_is_ended(trace: Trace) -> None:
+    with open_lane(trace.make) as lane:
+        lane.send(task(piece([GATED]), chunk=1))
+        assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
+        assert lane.close(0.0)
 
 
 @both_kinds
 def test_who_closes_begins_no_other_sample(threads: bool, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread cannot be ended, which is said; its memory stays until it leaves."""
     with open_lane(trace.make, threads=threads) as lane:
         lane.send(task(piece([GATED, 6]), chunk=1))
         assert wait_until(lambda: started(lane, 1) == 1)
@@ -155,7 +140,7 @@ def test_more_tasks_than_the_sockets_hold_wait_their_turn() -> None:
         found = reports_of(lane, task(piece(["last"]), chunk=1000))
         assert list(found) == [*range(1, 200), 1000]
         for chunk in range(1, 200):
-            assert fetch(lane, store, found[chunk]) == [f"{chunk:04}"]
+            assert [store.get(item) for item in items_of(found[chunk])] == [f"{chunk:04}"]
 
 
 def _add(leases: Leases, links: WorkerChannels, run: int, *chunks: int) -> None:
@@ -193,62 +178,24 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
 
 
-@pytest.mark.parametrize("unfinished", [True, False])
-def test_a_workers_reports_come_in_the_order_of_its_work(links: WorkerChannels, unfinished: bool) -> None:
+def test_a_workers_reports_come_in_the_order_of_its_work(
+    links: WorkerChannels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends two leases while they are looked at, one after the other: batches of a stream changed places."""
     leases = Leases(links)
     sent = [marked(links, task(piece([key]), chunk=key)) for key in (1, 2)]
     for each in sent:
         leases.add(each)
+    look, to_end = leases._done, list(sent)
 
-    def end_both() -> None:
-        if not ended:
-            ended.append(True)
-            for each in sent:
-                links.bell.publish(each.pieces[0].marks, [1e-3], 0.0, 1e-3, 0, None)
-
-    ended: list[bool] = []
-    completions = links.completions
-    leases._completions = _Watched(completions, end_both)  # type: ignore[assignment]
-    found = [report.chunk for _ in range(2) for report in leases.reports(unfinished=unfinished)]
-    assert found == [1, 2]
-
-
-class _Watched:
-    """Completions; something happens once they have been looked at."""
-
-    def __init__(self, completions: Any, then: Callable[[], None]) -> None:
-        self._completions, self._then = completions, then
-        self.take = completions.take
-
-    @property
-    def status(self) -> _Watched:
-        """The marks."""
-        return self
-
-    def __getitem__(self, mark: int) -> int:
-        found = int(self._completions.status[mark])
-        self._then()
+    def looked(lease: Lease) -> int | None:
+        found = look(lease)
+        while to_end:
+            links.bell.publish(to_end.pop(0).pieces[0].marks, [1e-3], 0.0, 1e-3, 0, None)
         return found
 
-    def leading(self, begin: int, end: int) -> int:
-        """How many of the first are ready."""
-        found = int(self._completions.leading(begin, end))
-        self._then()
-        return found
-
-
-def test_host_reads_of_a_piece_come_in_one_block(links: WorkerChannels) -> None:
-    leases, store = Leases(links), Store(0, links, links.arenas[0])
-    sent = marked(links, task(piece([1, 2]), kind="inspect"))
-    leases.add(sent)
-    reads: list[Item] = [Features(store.put({"path": str(key)}), (float(key),)) for key in (1, 2)]
-    assert store_reads([reads[0], None], store) is None
-    locations = store_reads(reads, store)
-    assert locations is not None
-    links.bell.publish(sent.pieces[0].marks, [1e-3] * 2, 0.0, 2e-3, 0, locations)
-    (report,) = leases.reports(unfinished=True)
-    assert report.items == reads and links.board.returned(0) == [locations[0][1]]
+    monkeypatch.setattr(leases, "_done", looked)
+    assert [report.chunk for _ in range(2) for report in leases.reports(unfinished=True)] == [1, 2]
 
 
 def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -80,50 +81,32 @@ def test_what_is_dropped_is_not_held() -> None:
         assert peak < len(body) / 2
 
 
-class FakeEnd:
-    """A socket that notes how much each call sends; ``sends`` is called by each."""
-
-    def __init__(self, sends: Callable[[], object] = lambda: None) -> None:
-        self.sent, self.is_closed, self._sends = list[int](), threading.Event(), sends
-
-    def setsockopt(self, *option: int) -> None:
-        pass
-
-    def sendall(self, data: memoryview) -> None:
-        self.sent.append(len(data))
-        self._sends()
-
-    def shutdown(self, how: int) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_closed.set()
-
-
 def test_a_sockets_time_limit_is_for_each_megabyte() -> None:
     """Not for a whole job, which may take longer than any silence that is allowed."""
-    end: Any = FakeEnd()
+    end, sent = MagicMock(), list[int]()
+    end.sendall.side_effect = lambda data: sent.append(len(data))
     FrameSocket(end).send("job", body=[memoryview(bytes(5 << 20)), memoryview(bytes(100))])
-    assert sum(end.sent[1:]) == (5 << 20) + 100 and max(end.sent) == 1 << 20
+    assert sum(sent[1:]) == (5 << 20) + 100 and max(sent) == 1 << 20
 
 
 def test_a_socket_is_closed_once_nobody_sends() -> None:
     """Its number may be another file's then."""
-    begun, may_end = threading.Event(), threading.Event()
+    begun, may_end, is_closed = (threading.Event() for _ in range(3))
+    end = MagicMock()
 
-    def sends() -> None:
+    def sends(data: memoryview) -> None:
         begun.set()
         may_end.wait(20.0)
 
-    end: Any = FakeEnd(sends)
+    end.sendall.side_effect, end.close.side_effect = sends, is_closed.set
     sender = FrameSocket(end)
     threads = [threading.Thread(target=sender.send, args=("job",)), threading.Thread(target=sender.close)]
     threads[0].start()
     assert begun.wait(20.0)
     threads[1].start()
-    assert not end.is_closed.wait(0.2)
+    assert not is_closed.wait(0.2)
     may_end.set()
-    assert end.is_closed.wait(20.0)
+    assert is_closed.wait(20.0)
     for each in threads:
         each.join()
 
@@ -298,53 +281,14 @@ def test_workers_of_an_agent_whose_output_nobody_reads_may_print() -> None:
 # --- Ray, in whose place there is something that notes what it is asked ----------------------------------------
 
 
-class Actor:
-    """An actor: how many cores it takes, and of which resources."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options, self.addresses = options, list[str]()
-        self.address = SimpleNamespace(remote=lambda: self.addresses.pop(0) if self.addresses else "node:1")
-
-
-class FakeRay:
-    """Ray with these nodes beside the one of the program."""
-
-    exceptions = SimpleNamespace(RayError=ZeroDivisionError)
-
-    def __init__(self, *nodes: dict[str, float]) -> None:
-        self.is_up, self.fails = True, False
-        self.actors, self.killed = list[Actor](), list[Actor]()
-        self._nodes = [{"NodeID": str(at), "Alive": True, "Resources": each} for at, each in enumerate(({}, *nodes))]
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return self._nodes
-
-    def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_node_id=lambda: "0")
-
-    def is_initialized(self) -> bool:
-        return self.is_up
-
-    def remote(self, **more: Any) -> Any:
-        def options(**own: Any) -> Any:
-            def remote(*arguments: Any) -> Actor:
-                self.actors.append(Actor(more | own))
-                return self.actors[-1]
-
-            return SimpleNamespace(remote=remote)
-
-        return lambda kind: SimpleNamespace(options=options)
-
-    def wait(self, asked: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
-        return asked[:1], asked[1:]
-
-    def get(self, asked: Any) -> Any:
-        if self.fails:
-            raise ZeroDivisionError
-        return asked
-
-    def kill(self, actor: Actor) -> None:
-        self.killed.append(actor)
+def fake_ray(*sizes: int) -> Any:
+    """Ray with nodes of so many cores beside the one of the program."""
+    ray, resources = MagicMock(), [{"CPU": float(size), "far": 2.0} for size in (0, *sizes)]
+    ray.exceptions.RayError = ZeroDivisionError
+    ray.get_runtime_context.return_value.get_node_id.return_value = "0"
+    ray.nodes.return_value = [{"NodeID": str(at), "Alive": True, "Resources": r} for at, r in enumerate(resources)]
+    ray.wait.side_effect = lambda asked, timeout: (asked[:1], asked[1:])
+    return ray
 
 
 @pytest.mark.parametrize(
@@ -359,47 +303,43 @@ class FakeRay:
     ],
 )
 def test_cores_are_spread_over_the_nodes(cores: int, sizes: list[int], shares: list[int]) -> None:
-    found: Any = FakeRay(*[{"CPU": float(size), "far": 2.0} for size in sizes])
+    ray = fake_ray(*sizes)
     cluster = minato_gpu.RayLanes(cores, resources={"far": 2})
-    nodes = cluster._start(found)
-    assert [workers for _, workers in nodes.values()] == shares
-    assert [actor.options["num_cpus"] for actor in found.actors] == shares
-    for actor in found.actors:
-        assert actor.options["scheduling_strategy"] == "SPREAD"
-        assert actor.options["resources"] == {"far": 1e-3}, "other ranks have room beside it"
+    assert [workers for _, workers in cluster._start(ray).values()] == shares
+    assert ray.remote.call_args.kwargs["scheduling_strategy"] == "SPREAD"
+    actors = [each.kwargs for each in ray.remote.return_value.return_value.options.call_args_list]
+    assert [actor["num_cpus"] for actor in actors] == shares
+    assert all(actor["resources"] == {"far": 1e-3} for actor in actors), "other ranks have room beside it"
 
 
 def test_actors_end_with_the_object_that_named_them() -> None:
-    found: Any = FakeRay({"CPU": 2}, {"CPU": 2})
-    cluster = minato_gpu.RayLanes(4)
-    nodes = cluster._start(found)
-    assert found.killed == []
+    ray, cluster = fake_ray(2, 2), minato_gpu.RayLanes(4)
+    nodes = cluster._start(ray)
+    assert ray.kill.call_count == 0
     del cluster
-    assert len(nodes) == 2 and found.killed == found.actors
+    assert len(nodes) == ray.kill.call_count == 2
 
 
 def test_actors_that_cannot_begin_are_ended() -> None:
-    found: Any = FakeRay({"CPU": 2}, {"CPU": 2})
-    found.fails = True
-    cluster = minato_gpu.RayLanes(4)
+    ray, cluster = fake_ray(2, 2), minato_gpu.RayLanes(4)
+    ray.get.side_effect = ZeroDivisionError
     with pytest.raises(wire.AgentError, match="did not start"):
-        cluster._start(found)
-    assert len(found.killed) == 2
+        cluster._start(ray)
+    assert ray.kill.call_count == 2
 
 
 def test_an_agent_that_is_lost_is_asked_for_its_new_address() -> None:
-    found: Any = FakeRay()
-    actor = Actor({})
-    actor.addresses = ["node:1", "node:2"]
-    agent = ray_lanes._Agent(found, actor)
+    ray = fake_ray()
+    ray.get.side_effect = ["node:1", "node:2"]
+    agent = ray_lanes._Agent(ray, MagicMock())
     assert [agent.find(), agent.find()] == ["node:1", "node:2"]
 
 
 def test_ray_that_is_shut_down_is_asked_nothing() -> None:
     """Asked, it would begin a cluster of this machine."""
-    found: Any = FakeRay()
-    agent = ray_lanes._Agent(found, Actor({}))
-    found.is_up = False
-    found.wait = found.get = found.nodes = None
+    ray = fake_ray()
+    agent = ray_lanes._Agent(ray, MagicMock())
+    ray.is_initialized.return_value = False
     with pytest.raises(wire.AgentError, match="shutdown"):
         agent.find()
+    assert not (ray.wait.called or ray.get.called or ray.nodes.called)

@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +30,6 @@ from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import readable
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import KNOWN
-from minato_gpu.util import children
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
 from tests.support.leaks import child_pids
@@ -57,38 +55,17 @@ def started(
         workers.close(2.0)
 
 
-def pids_of(lane: Any) -> list[int]:
-    """The workers' process ids, once all have started."""
-    assert wait_until(lambda: len(lane.pids) == lane.slots)
-    return list(lane.pids)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Signals) -> None:
     with open_lane(lambda key: key, 2) as lane:
-        pid = pids_of(lane)[1]
+        assert wait_until(lambda: len(lane.pids) == 2)
+        pid = lane.pids[1]
         subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
         [ended] = of_kind(lane, Exit)
         assert (ended.number, ended.pid, ended.code) == (1, pid, -number)
         text = ended.message()
         assert f"(pid {ended.pid}) is killed by signal: {signal.strsignal(number)}. " in text
         assert ("out of memory" in text) == (number is signal.SIGKILL)
-
-
-def _collect(pid: int) -> None:
-    """What a program does that waits for any child: the exit code is gone with it."""
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def test_a_worker_that_something_else_collects_has_ended() -> None:
-    with open_links(2) as links, started(links, job(Sleeper(), num_workers=2)) as workers:
-        _collect(workers.pids[1])
-        ended = _next_of(workers)
-        assert isinstance(ended, Exit)
-        assert (ended.number, ended.pid, ended.code) == (1, workers.pids[1], children.UNKNOWN)
-        says = f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with an exit code that is not known, "
-        assert ended.message().startswith(says)
 
 
 def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
@@ -135,14 +112,6 @@ def test_what_a_worker_has_forked_does_not_hide_its_end(key: int) -> None:
             os.kill(pid.value, signal.SIGKILL)
 
 
-class Sleeper:
-    """A data set whose samples take for ever."""
-
-    def __getitem__(self, key: int) -> int:
-        time.sleep(1000)
-        return key
-
-
 @pytest.mark.parametrize("forks", [True, False], ids=["forked by the spawner", "started"])
 def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
     """However many are replaced."""
@@ -169,7 +138,7 @@ def test_a_worker_takes_few_descriptors(method: str, each: int) -> None:
     """Of this process: arenas and the socket for stacks are shared."""
     held = []
     for count in (1, 1, 4):  # the first starts the fork server
-        context, what = multiprocessing.get_context(method), job(Sleeper(), num_workers=count)
+        context, what = multiprocessing.get_context(method), job(range(4), num_workers=count)
         with open_links(count) as links, started(links, what, context=context, forks=method == "fork"):
             held.append(psutil.Process().num_fds())
     assert held[2] - held[1] <= 3 * each

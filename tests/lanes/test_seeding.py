@@ -1,4 +1,4 @@
-"""Seeding per sample: draws are noticed, repeat exactly, and a worker_init_fn's seed stays visible."""
+"""Seeding per sample: draws are noticed, and repeat exactly."""
 
 from __future__ import annotations
 
@@ -94,19 +94,6 @@ def test_the_same_draws_whatever_came_before(seed: int) -> None:
             np.random.standard_normal()
             torch.randn(1)
             seeder.seeded_sample_done()
-
-
-def test_an_init_functions_seed_stays_visible_and_draws_are_the_samples_own() -> None:
-    seeder = Seeder(3)
-    torch.manual_seed(4321)
-    seeder.after_init_fn()
-    seed_generators(99)
-    expected = draws()
-    for _ in range(20):
-        seeder.seed(99)
-        assert torch.initial_seed() == 4321
-        assert draws() == expected
-        seeder.seeded_sample_done()
 
 
 def test_a_sample_that_others_get_is_not_tried_without_its_seed() -> None:
