@@ -17,7 +17,7 @@ import torch
 from pipelines import decoding, example_photographs, image_classification
 from pipelines.example_photographs import SUBSAMPLING, photograph, with_orientation
 from pipelines.headers import read_header
-from tests.pipelines.odd_photographs import ODD, as_pillow_reads
+from tests.pipelines.odd_photographs import JPEG, ODD, as_pillow_reads
 from tests.pipelines.test_headers import cut_before_scans
 from tests.support import programs
 
@@ -36,11 +36,7 @@ def whole_picture(encoded: Any) -> Any:
     return cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
 
 
-def jpeg(shape: tuple[int, ...] = (40, 60, 3), **options: Any) -> Any:
-    values = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    done, encoded = cv2.imencode(".jpg", cv2.GaussianBlur(values, (5, 5), 0), **options)
-    assert done
-    return encoded
+ENCODED = np.frombuffer(JPEG, np.uint8)  # 40 x 60 pixels
 
 
 def test_the_same_pixels_as_the_whole_picture(decoder: str, photographs: Path) -> None:
@@ -73,14 +69,13 @@ def test_what_is_odd_is_read_as_pillow_reads_it(decoder: str, what: str) -> None
 
 
 def test_what_cannot_be_decoded(decoder: str) -> None:
-    encoded = jpeg()
     with pytest.raises(ValueError, match="cannot decode this picture"):
-        decoding.decode_box(encoded[:30], (0, 0, 1, 1))
+        decoding.decode_box(ENCODED[:30], (0, 0, 1, 1))
     with pytest.raises(ValueError, match="cannot decode this picture"):
         decoding.decode_box(np.frombuffer(b"no picture at all", np.uint8), (0, 0, 1, 1))
     for box in ((0, 0, 70, 60), (0, 30, 40, 40), (30, 0, 31, 20)):
         with pytest.raises(ValueError, match="is 60 x 40, unlike its header"):
-            decoding.decode_box(encoded, box)
+            decoding.decode_box(ENCODED, box)
 
 
 @pytest.fixture
@@ -126,9 +121,8 @@ def test_where_it_refuses_to_work_opencv_decodes(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("cannot re-initialise CUDA in a forked process")
 
     monkeypatch.setattr(importlib, "import_module", refuse)
-    encoded = jpeg()
     assert decoding.library() is None
-    assert np.array_equal(decoding.decode_box(encoded, (1, 2, 20, 30)), whole_picture(encoded)[1:21, 2:32])
+    assert np.array_equal(decoding.decode_box(ENCODED, (1, 2, 20, 30)), whole_picture(ENCODED)[1:21, 2:32])
 
 
 _BUILT = """

@@ -1,4 +1,4 @@
-"""What a cache may keep of the four pipelines, and that samples made of it are the same, bit for bit."""
+"""The four pipelines: both lanes mean the same, and samples made of what a cache may keep are the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minato_gpu.lab import parity
 from minato_gpu.memory import blobs
 from minato_gpu.pipeline.kept_fields import KeepableFields
 from minato_gpu.pipeline.pipeline import Pipeline
@@ -23,6 +24,10 @@ KEPT: dict[str, tuple[Pipeline, set[str]]] = {
     "image_classification": (image_classification.build(size=64), {"size", "picture"}),
     "object_detection": (object_detection.build(160, 240, masks="bitmaps"), {"size", "picture"}),
     "segmentation_3d": (segmentation_3d.build(PATCH, probability=0.5), {"image_volume", "label_volume"}),
+    "segmentation_3d, float16": (
+        segmentation_3d.build(PATCH, probability=0.5, dtype="float16"),
+        {"image_volume", "label_volume"},
+    ),
     "speech_recognition": (speech_recognition.build(), {"audio", "rate"}),
     "speech_recognition, one speed": (
         speech_recognition.build(speeds=(1.1,), steps=Steps(3, 9, every=2)),
@@ -75,6 +80,12 @@ def check(pipeline: Pipeline, fields: Fields, *, seeds: int = 3) -> dict[str, An
     for seed in range(seeds):
         assert bits(keepable.run(fields, kept, seed, no_stage)) == bits(pipeline.run(fields, seed))
     return {name: value for fields in kept.values() for name, value in fields.items()}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_both_lanes_mean_the_same(name: str, folder: Path) -> None:
+    compared = parity.check(KEPT[name][0], samples(name, folder))
+    assert all(one.passed for one in compared), compared
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -1,8 +1,7 @@
-"""The detector's pipeline: boxes and polygons go where the picture goes, on both lanes, and batches are padded."""
+"""The detector's pipeline: boxes and polygons go where the picture goes, and batches are padded."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
-from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.samples import StageError
 from pipelines import detection_stages, object_detection
 from pipelines.coco import CocoDetection
 from pipelines.example_detections import write
 from pipelines.example_photographs import with_orientation
-from pipelines.image_classification import STD
-
-LEVEL = 1 / (255 * min(STD))  # the largest of the three channels'
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +43,12 @@ def painted(folder: Path, orientation: int = 1) -> dict[str, Any]:
     }
 
 
-def on_lane(pipeline: Any, lane: str, item: Any) -> Any:
-    if lane == "cpu":
-        return pipeline.run(item, 0)
-    split = pipeline.host_prefix
-    executor = DeviceExecutor(pipeline, split)
-    result = executor.run([(pipeline.run(item, 0, stop=split), 0)])[0]
-    executor.close()
-    assert not isinstance(result, StageError), result
-    return result
-
-
-@pytest.mark.parametrize("lane", ["cpu", "device"])
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 @pytest.mark.parametrize(("shorter", "longest"), [(203, 999), (41, 999), (500, 170)])
-def test_objects_stay_on_what_they_outline(tmp_path: Path, lane: str, flip: float, shorter: int, longest: int) -> None:
+def test_objects_stay_on_what_they_outline(tmp_path: Path, flip: float, shorter: int, longest: int) -> None:
     shorter = min(shorter, longest)
     pipeline = object_detection.build(shorter, longest, flip=flip, masks="bitmaps")
-    sample = on_lane(pipeline, lane, painted(tmp_path))
+    sample = pipeline.run(painted(tmp_path), 0)
     white = sample["image"].mean(axis=0) > 0.1  # black is -2.0, white 2.4
     assert white.shape == tuple(sample["shape"])
     rows, columns = np.flatnonzero(white.any(axis=1)), np.flatnonzero(white.any(axis=0))
@@ -130,47 +112,6 @@ class TestBatches:
         assert self.batch(data, divisor=1)[1]["image"].shape[2:] == (100, 150)
         with pytest.raises(ValueError, match="divisor"):
             self.batch(data, divisor=0)
-
-
-@pytest.fixture(scope="module")
-def inline(data: Any) -> dict[str, Any]:
-    """What is delivered without workers, by the kind of masks."""
-    return {masks: delivered(data, masks, num_workers=0) for masks in object_detection.MASKS}
-
-
-def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, dict[str, Any]]:
-    """What a loader delivers, by image: the picture without its padding and the targets."""
-    torch.manual_seed(11)
-    pipeline = object_detection.build(96, 160, masks=masks)
-    collate = partial(object_detection.pad_batch, divisor=16)
-    found = {}
-    loader = DataLoader(data, 3, shuffle=True, pipeline=pipeline, collate_fn=collate, **settings)
-    for batch in loader:
-        for at, (image, (height, width)) in enumerate(zip(batch["image"], batch["shape"].tolist(), strict=True)):
-            targets = {name: values[at] for name, values in batch.items() if name not in ("image", "shape")}
-            found[int(targets["image_id"])] = {"image": image[:, :height, :width], **targets}
-    assert len(found) == len(data) == loader.stats()["samples_delivered"]
-    return found
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num_workers": 2},
-        {"num_workers": 2, "worker_kind": "thread"},
-        {"num_workers": 2, "lanes": ("cpu", "device"), "in_order": False},
-        {"num_workers": 1, "lanes": ("device",)},
-        {"num_workers": 2, "lanes": ("cpu", "device"), "masks": "bitmaps"},
-    ],
-    ids=lambda settings: "-".join(str(value) for value in settings.values()),
-)
-def test_every_loader_delivers_the_same(data: Any, inline: dict[str, Any], settings: dict[str, Any]) -> None:
-    expected = inline[settings.get("masks", "polygons")]
-    levels = 3 * LEVEL if "lanes" in settings else 0.0
-    for number, sample in delivered(data, **settings).items():
-        assert sample.keys() == expected[number].keys()
-        for name, value in sample.items():
-            torch.testing.assert_close(value, expected[number][name], rtol=0, atol=levels if name == "image" else 0)
 
 
 def test_a_picture_that_lies_on_its_side(tmp_path: Path) -> None:

@@ -413,18 +413,6 @@ class TestLanes:
         pipeline = Pipeline.from_torchvision(v2.Compose([v2.RandomResizedCrop(32), Own(), *FLOAT]))
         assert all(stage.device is None for stage in pipeline.stages)
 
-    def test_a_loader_with_both_makes_the_same_samples(self, folder: Path) -> None:
-        pytest.importorskip("nvidia.dali")
-        transform = v2.Compose([USUAL, v2.RandomErasing(1.0, value="random")])
-        data, pipeline = minato_gpu.from_torchvision(datasets.ImageFolder(folder, transform=transform))
-        made = []
-        for lanes in (("cpu",), ("device",)):
-            torch.manual_seed(3)
-            loader = DataLoader(data, batch_size=3, num_workers=1, pipeline=pipeline, lanes=lanes)
-            made.append(torch.cat([batch["image"] for batch in loader]))
-            assert loader.stats()["lanes"][lanes[0]]["samples"] == len(data)
-        assert (made[0] - made[1]).abs().max() <= 2 / 255 / min(STD)
-
 
 class TestCommand:
     def test_checks_a_transform_on_a_folder_of_pictures(self, folder: Path) -> None:
