@@ -26,17 +26,12 @@ SIZE, SLOTS = 8, 4
 CHEAP_S, SLOW_S = 0.02, 3.0
 
 
-def _pace(slots: int, **more: bool) -> Pace:
-    pace = Pace(Policy(window=64, **more))
-    pace.slots = pace.cpu_slots = slots
-    pace.cpu_capacity = float(slots)
+def test_a_sample_starts_as_many_places_early_as_others_are_prepared_meanwhile() -> None:
+    pace = Pace(Policy(window=64))
+    pace.slots = pace.cpu_slots = EARLY_SLOTS
+    pace.cpu_capacity = float(EARLY_SLOTS)
     pace.expect(0.1, None, 64)
     pace.measure()
-    return pace
-
-
-def test_a_sample_starts_as_many_places_early_as_others_are_prepared_meanwhile() -> None:
-    pace = _pace(EARLY_SLOTS)
     assert pace.tau == pytest.approx(0.1 / EARLY_SLOTS)
     assert pace.priority(100, 20 * pace.tau, cold=False) == pytest.approx(80)
 
@@ -234,25 +229,14 @@ NEEDS = st.lists(st.builds(Need, st.floats(0, 16), st.integers(1, 16)), min_size
 
 
 @given(NEEDS, st.integers(1, 64))
-def test_each_has_one_at_least_and_no_more_than_it_can_use(needs: list[Need], cores: int) -> None:
+def test_each_has_a_core_at_least_and_who_has_less_ready_no_fewer(needs: list[Need], cores: int) -> None:
+    """None has more than it can use, and no core is left that somebody could use."""
     found = shares(needs, cores)
     assert all(1 <= mine <= need.most for mine, need in zip(found, needs, strict=True))
-    assert sum(found) <= max(cores, len(needs)) + len(needs) - 1
-
-
-@given(NEEDS, st.integers(1, 64))
-def test_who_has_less_ready_is_not_given_fewer(needs: list[Need], cores: int) -> None:
-    found = shares(needs, cores)
+    assert min(cores, sum(need.most for need in needs)) <= sum(found) <= max(cores, len(needs)) + len(needs) - 1
     for mine, need in zip(found, needs, strict=True):
         for other, more in zip(found, needs, strict=True):
-            if need.ready < more.ready:
-                assert mine >= min(other, need.most)
-
-
-@given(NEEDS, st.integers(1, 64))
-def test_no_core_is_left_that_somebody_could_use(needs: list[Need], cores: int) -> None:
-    found = shares(needs, cores)
-    assert sum(found) >= min(cores, sum(need.most for need in needs))
+            assert need.ready >= more.ready or mine >= min(other, need.most)
 
 
 def grown(most: int, limit: int = 1000) -> WindowLength:
@@ -318,31 +302,15 @@ def test_a_window_of_cheap_batches_grows_within_its_bytes() -> None:
     assert (window.extra, window.together) == (0, 1)
 
 
-def simulated(work: Work, more_batches: int, window_bytes: int = 1 << 30, period: float = 0.0) -> tuple[float, int]:
-    """Seconds, and batches by which the window grew; at first it has four. (A simulated sample takes 1,000 bytes.)"""
-    policy = Policy(4 * work.batch, more_batches=more_batches, window_bytes=window_bytes)
-    loader = VirtualLoader(work, policy, period, trip_s=2e-4)
-    return loader.run().makespan_s, loader.scheduler.window.longest
-
-
-HEAD_OF_LINE = Work(np.where(np.arange(64) % 16, 0.01, 1.0), np.full(64, np.nan), 4, (64,), slots=2)
-"""Every 16th of 64 samples takes 1 s; two workers need 2.3 s at least."""
-
-
-def test_slow_samples_are_prepared_side_by_side() -> None:
-    seconds, _ = simulated(HEAD_OF_LINE, 0)
-    assert seconds == pytest.approx(4.0, abs=0.05)
-    seconds, more = simulated(HEAD_OF_LINE, 28)
-    assert seconds == pytest.approx(2.3, abs=0.05) and 1 <= more < 28
-
-
 def test_a_reserve_is_prepared_where_samples_are_unlike() -> None:
     """5 % of the samples take 40 times as long; a consumer asks for as much as the workers can do at most."""
     costs = np.full(1500, 0.003)
     costs[np.random.default_rng(11).choice(1500, 75, replace=False)] = 0.12
     work = Work(costs, costs, 16, (1500,), slots=2)
     period = float(costs.sum()) / 2 / work.batches
-    fixed, growing = (period * work.batches / (simulated(work, more, period=period)[0] + period) for more in (0, 28))
+    policies = [Policy(4 * work.batch, more_batches=more, window_bytes=1 << 30) for more in (0, 28)]
+    loaders = [VirtualLoader(work, policy, period, trip_s=2e-4) for policy in policies]
+    fixed, growing = (period * work.batches / (loader.run().makespan_s + period) for loader in loaders)
     assert fixed < 0.94 and growing > 0.95
 
 

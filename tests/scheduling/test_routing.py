@@ -74,19 +74,15 @@ def test_at_every_price_the_steps_lead_to_the_cheapest_plan(
 
 
 def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
-    between = [Plan(1, 1.0, 4.0), Plan(2, 3.0, 0.5)]
-    assert rest(6.0, between, 1) == (5.0, 4.0, (Plan(2, 2.0, 0.5),))
-    assert rest(6.0, between, 2) == (3.0, 0.5, ())
+    """What it took to lay the sample down is no part of what was done."""
+    between = [Plan(1, 1.0, 4.0, 0.25), Plan(2, 3.0, 0.5, 0.5)]
+    assert rest(6.0, between, 1) == (5.25, 4.0, (Plan(2, 2.25, 0.5, 0.5),))
+    assert rest(6.0, between, 2) == (3.5, 0.5, ())
     assert rest(6.0, (), 2) == (6.0, None, ())
     entry = entry_of(3, 5, 0, 6.0, 7.0)
     entry.between = between
     left = entry.rest(TicketId(4), 1)
-    assert (left.lo, left.hi, left.stage, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
-
-
-def test_what_it_took_to_lay_a_sample_down_is_no_part_of_what_was_done() -> None:
-    between = [Plan(1, 1.0, 4.0, 0.25), Plan(2, 3.0, 0.5, 0.5)]
-    assert rest(6.0, between, 1) == (5.25, 4.0, (Plan(2, 2.25, 0.5, 0.5),))
+    assert (left.lo, left.hi, left.stage, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.25, 4.0)
 
 
 def entry(
