@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,6 +152,32 @@ def test_a_graph_that_does_nothing_but_fail_is_built_anew(graph: DaliGraph) -> N
     batch, drawn = samples.some(1)
     samples.check(batch, graph.run(batch, drawn))
     assert graph._failure_limit == _FAILURE_LIMIT
+
+
+def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were made for it, which nobody else holds."""
+    samples = Photographs()
+    batch, drawn = samples.some(4)
+    graph.build(drawn[0])
+    assert graph._graph is not None
+    feed, outputs = graph._feed, graph._graph.outputs
+    fed: list[weakref.ref[Any]] = []
+    held: list[bool] = []
+
+    def noted(*given: Any) -> Any:
+        found = feed(*given)
+        fed.extend(map(weakref.ref, found.values()))
+        return found
+
+    def checked(stream: Any) -> Any:
+        held.extend(ref() is not None for ref in fed)
+        return outputs(stream)
+
+    monkeypatch.setattr(graph, "_feed", noted)
+    monkeypatch.setattr(graph._graph, "outputs", checked)
+    samples.check(batch, graph.run(batch, drawn))
+    assert held == [True] * 4
+    assert all(ref() is None for ref in fed), "and no longer"
 
 
 @pytest.mark.parametrize("count", [1, 3])
