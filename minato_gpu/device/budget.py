@@ -57,7 +57,8 @@ class DeviceBudget:
         return self._batches > 0
 
     def follow(self, batch_bytes: int) -> None:
-        """Sets the limit of an elastic budget to that of batches of ``batch_bytes``; leaves any other as it is."""
+        """Sets the limit of an elastic budget to ``batches`` times ``batch_bytes``; leaves that of any other as it
+        is."""
         with self._lock:
             if self._batches:
                 self.limit = self._batches * batch_bytes

@@ -110,7 +110,7 @@ class Service:
     # --- what the loader says --------------------------------------------------------------------------------
 
     def begin(self, begun: Begun) -> None:
-        """Begins an epoch: tickets that are wanted from now on belong to it."""
+        """Begins an epoch: tickets that are wanted from now on belong to it. What is kept as fields is chosen anew."""
         self._epoch = begun.epoch
         if self._memory is not None:
             self._memory.begin(begun)
