@@ -334,6 +334,7 @@ KNOWN: tuple[Case, ...] = (
     Case(stay="persistent", fault="killed once"),  # in each epoch
     Case(sampler="stateful", interruption="saved"),
     Case(sampler="stateful", workers=0, interruption="saved twice"),
+    Case(sampler="stateful", fault="too many", interruption="saved"),  # what had failed before counted no more
     Case(data="pipeline", workers=3),  # what a stage drew from global generators was another worker's
     Case(sampler="listed", fault="raise", interruption="saved"),  # the first batch raised, and came again
     Case(data="urls", share=True, sampler="shuffled", cache="memory"),

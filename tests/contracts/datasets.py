@@ -95,29 +95,6 @@ class Streams(IterableDataset[Any]):
             yield torch.tensor([worker, number])
 
 
-class Flaky(IterableDataset[Any]):
-    """A stream without a state that raises once at this number, and goes on without it."""
-
-    def __init__(self, bad: int) -> None:
-        self.bad = bad
-
-    def __iter__(self) -> Any:
-        return _Flaky(self.bad)
-
-
-class _Flaky:
-    def __init__(self, bad: int) -> None:
-        self.bad, self.at = bad, 0
-
-    def __next__(self) -> int:
-        if self.at == 16:
-            raise StopIteration
-        self.at += 1
-        if self.at - 1 == self.bad:
-            raise OSError("no network")
-        return self.at - 1
-
-
 class Counts(Streams):
     """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
 

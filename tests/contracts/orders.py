@@ -5,7 +5,6 @@ It is that of torch's own samplers, drawn from the generators in the order in wh
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
@@ -16,36 +15,10 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from tests.contracts.cases import BAD, DRAWN, LISTED, SAMPLES, SHARDS, STREAM_OF, STREAMS, Case
 from tests.contracts.material import NO_KEYS
+from tests.contracts.samplers import Restarting
 
 SEED = 11
 Keys = list[int]
-
-
-class Stateful:
-    """A sampler with a state: each epoch has an order of its own, in which keys come again. It is its own iterator, and
-    begins the next epoch where it is asked again after the end of one."""
-
-    def __init__(self) -> None:
-        self.epoch = self.at = 0
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        if self.at == SAMPLES:
-            self.epoch, self.at = self.epoch + 1, 0
-            raise StopIteration
-        self.at += 1
-        return random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)[self.at - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.at = state["epoch"], state["at"]
 
 
 class Listed:
@@ -82,7 +55,7 @@ def sampler_of(case: Case, rank: int) -> dict[str, Any]:
         "shuffle=True": lambda: {"shuffle": True},
         "shuffled": lambda: {"sampler": RandomSampler(keys, generator=drawn)},
         "repeats": lambda: {"sampler": RandomSampler(keys, replacement=True, generator=drawn)},
-        "stateful": lambda: {"sampler": Stateful()},
+        "stateful": lambda: {"sampler": Restarting(SAMPLES)},
         "listed": lambda: {
             "sampler": Listed(fails=case.fault == "sampler raises", tensors=case.interruption in ("none", "left"))
         },

@@ -40,43 +40,9 @@ def loader_of(sampler: Any = None, **more: Any) -> Any:
     return DataLoader(DATA, 4, sampler=sampler, **more)
 
 
-def values(batches: Any) -> list[Any]:
-    return [batch.tolist() for batch in batches]
-
-
 def after(loader: Any, batches: int) -> Any:
     """The state of a loader after so many batches of an epoch."""
     iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
     return through_json(loader.state_dict())
-
-
-class RaisesOnce:
-    """A sampler whose iterator raises when it comes to ``at``, and goes on after that."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def __len__(self) -> int:
-        return 40
-
-    def __iter__(self) -> Any:
-        return _RaisesOnce(self.at)
-
-
-class _RaisesOnce:
-    def __init__(self, bad: int) -> None:
-        self.next, self.bad = 0, bad
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> int:
-        if self.next == self.bad:
-            self.bad = -1
-            raise OSError("the index server is away")
-        if self.next == 40:
-            raise StopIteration
-        self.next += 1
-        return self.next - 1

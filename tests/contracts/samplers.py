@@ -21,8 +21,7 @@ class Counting:
         return self.told
 
     def order(self) -> list[Any]:
-        drawn = random.Random(self.epoch_number)
-        return [drawn.randrange(self.samples) for _ in range(self.samples)]
+        return random.Random(self.epoch_number).choices(range(self.samples), k=self.samples)
 
     def __iter__(self) -> Iterator[Any]:
         order = self.order()

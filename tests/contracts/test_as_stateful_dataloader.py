@@ -16,7 +16,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Counts, Made, Streams
-from tests.contracts.resuming import values
+from tests.torch_semantics.datasets import as_lists
 
 torchdata: Any = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -52,7 +52,7 @@ def _resumed(make: Make, state: Any) -> Any:
 def _after(loader: Any, steps: int) -> tuple[list[Any], Any]:
     """So many batches of an epoch, and the state after them."""
     iterator = iter(loader)
-    got = values(next(iterator) for _ in range(steps))
+    got = as_lists(next(iterator) for _ in range(steps))
     return got, loader.state_dict()
 
 
@@ -66,15 +66,15 @@ def at_every_step_of_one_run(make: Make, epochs: list[Any]) -> None:
     for batch in loader:
         got.append(batch.tolist())
         if len(got) % 3 == 1:
-            assert got + values(_resumed(make, loader.state_dict())) == epochs[0]
+            assert got + as_lists(_resumed(make, loader.state_dict())) == epochs[0]
 
 
 def after_the_last_batch(make: Make, epochs: list[Any]) -> None:
     """Nothing is left of the epoch; the next one is whole."""
     _, state = _after(make(), len(epochs[0]))
     resumed = _resumed(make, state)
-    assert values(resumed) == []
-    assert values(resumed) == epochs[1]
+    assert as_lists(resumed) == []
+    assert as_lists(resumed) == epochs[1]
 
 
 def left_by_break(make: Make, epochs: list[Any]) -> None:
@@ -84,30 +84,30 @@ def left_by_break(make: Make, epochs: list[Any]) -> None:
         break
     state = loader.state_dict()
     if type(loader.dataset) is not Counts:  # which goes on where it is
-        assert len(values(loader)) == len(epochs[0])
-    assert epochs[0][:1] + values(_resumed(make, state)) == epochs[0]
+        assert len(as_lists(loader)) == len(epochs[0])
+    assert epochs[0][:1] + as_lists(_resumed(make, state)) == epochs[0]
 
 
 def the_loader_that_was_saved(make: Make, epochs: list[Any]) -> None:
     loader = make()
     got, state = _after(loader, 3)
     loader.load_state_dict(state)
-    assert got + values(loader) == epochs[0]
+    assert got + as_lists(loader) == epochs[0]
 
 
 def a_state_is_not_changed_later(make: Make, epochs: list[Any]) -> None:
     loader = make()
     iterator = iter(loader)
-    got = values(next(iterator) for _ in range(3))
+    got = as_lists(next(iterator) for _ in range(3))
     state = loader.state_dict()
     kept = copy.deepcopy(state)
     list(iterator)
     assert str(state) == str(kept)
-    assert got + values(_resumed(make, state)) == got + values(_resumed(make, state)) == epochs[0]
+    assert got + as_lists(_resumed(make, state)) == got + as_lists(_resumed(make, state)) == epochs[0]
 
 
 def an_empty_state(make: Make, epochs: list[Any]) -> None:
-    assert values(_resumed(make, {})) == epochs[0]
+    assert as_lists(_resumed(make, {})) == epochs[0]
 
 
 def its_length(make: Make, epochs: list[Any]) -> None:
@@ -159,4 +159,4 @@ def test_as_documented(row: Callable[[Make, list[Any]], None], loader: str, kind
         )
 
     whole = make()
-    row(make, [values(whole) for _ in range(3)])
+    row(make, [as_lists(whole) for _ in range(3)])

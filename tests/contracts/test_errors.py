@@ -1,5 +1,5 @@
-"""Clear errors: arguments that mean nothing, exceptions and samples that cannot travel. What samples raise is in the
-table (``cases.py``)."""
+"""Clear errors: what ``on_error`` and ``max_failures`` do beyond the faults of the table (``cases.py``), exceptions and
+samples that cannot travel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,76 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, TooManyFailures
 from tests.contracts.datasets import Made
 from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, Mode
-from tests.contracts.test_bad_samples import BAD, GOOD, numbers
 from tests.support.raising import error_of
 
 _FORK = multiprocessing.get_context("fork")
+BAD = (5, 6, 17, 30)
+GOOD = [index for index in range(40) if index not in BAD]
+
+
+def broken(index: int) -> Any:
+    """Those of ``BAD`` are."""
+    if index in BAD:
+        raise ValueError(f"sample {index} is broken")
+    return torch.tensor(index)
+
+
+def numbers(batches: Any) -> list[int]:
+    """What was delivered, in one list."""
+    return [int(number) for batch in batches for number in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_sets_that_fetch_fewer_than_they_are_asked_for(workers: int) -> None:
+    """What is missing is counted; a batch of which nothing comes is an error where nothing may be left out."""
+
+    class Fewer(Made):
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            return [self.make(key) for key in keys if not 8 <= key <= 12]
+
+    loader = DataLoader(Fewer(40, torch.tensor), 4, num_workers=workers, on_error="skip")
+    assert numbers(loader) == [index for index in range(40) if not 8 <= index <= 12]
+    stats = loader.stats()
+    assert (stats["samples_delivered"], stats["samples_failed"]) == (35, 5)
+    with pytest.raises((IndexError, ValueError)):
+        list(DataLoader(Fewer(12, torch.tensor), 4, num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("answer", [None, StopIteration])
+def test_answers_that_mean_nothing(answer: Any, workers: int) -> None:
+    """And what would end the loop without a word."""
+
+    def decide(bad: Any) -> Any:
+        if answer is not None:
+            raise answer
+        return answer
+
+    text = "on_error returned None" if answer is None else "StopIteration"
+    with pytest.raises((ValueError, RuntimeError), match=text):
+        list(DataLoader(Made(40, broken), 4, num_workers=workers, on_error=decide))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("limit", "fits"),
+    [(4, True), (3, False), (0, False), (0.1, True), (np.int64(3), False), (np.float32(0.125), True), (0.05, False)],
+)
+def test_the_budget(limit: Any, fits: bool, workers: int) -> None:
+    loader = DataLoader(Made(40, broken), 4, num_workers=workers, on_error="skip", max_failures=limit)
+    if fits:
+        assert numbers(loader) == GOOD
+    else:
+        with pytest.raises(TooManyFailures, match="samples failed in this epoch, max_failures="):
+            list(loader)
 
 
 def test_unequal_shapes() -> None:

@@ -8,34 +8,36 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from minato_gpu import DataLoader
-from tests.contracts.datasets import Flaky, Made
+from tests.contracts.datasets import Made
 from tests.contracts.modes import IN_ORDER
-from tests.contracts.resuming import (
-    DATA,
-    RaisesOnce,
-    loader_of,
-    through_json,
-)
-from tests.contracts.samplers import (
-    Counting,
-)
+from tests.contracts.resuming import DATA, loader_of, through_json
+from tests.contracts.samplers import Counting
 from tests.support.raising import error_of
 
 
-def _all_of(iterator: Iterator[Any], error: type[Exception]) -> tuple[list[Any], list[int]]:
-    """What comes until the end, and after how many batches each error did; it is asked on after each."""
-    got: list[Any] = []
-    raised: list[int] = []
-    while True:
-        try:
-            got.append(torch.as_tensor(next(iterator)).tolist())
-        except StopIteration:
-            return got, raised
-        except error:
-            raised.append(len(got))
+class RaisesOnce:
+    """A sampler for one epoch, its own iterator: it raises when it comes to ``bad``, and goes on after that."""
+
+    def __init__(self, bad: int) -> None:
+        self.next, self.bad = 0, bad
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.next == self.bad:
+            self.bad = -1
+            raise OSError("the index server is away")
+        if self.next == 40:
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
 
 
 class Away:
@@ -68,17 +70,30 @@ def test_a_sampler_that_raises_for_the_next_epoch(order: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("order", [{}, {"in_order": False}], ids=["in order", "bounded"])
 @pytest.mark.parametrize("at", [8, 39, 40])
+@pytest.mark.parametrize("batches", [True, False])
 @pytest.mark.parametrize(("workers", "ahead"), [(0, None), (1, 1), (1, None), (2, None)])
-def test_a_sampler_that_raises_once(workers: int, ahead: int | None, at: int, order: dict[str, Any]) -> None:
-    """No batch is lost: the one that was at hand when the loader drew ahead comes before the error, and the sampler is
-    asked again, where nothing is ahead, too: else the consumer would wait for a batch that nobody has drawn."""
+def test_a_sampler_that_raises_once(
+    workers: int, ahead: int | None, batches: bool, at: int, order: dict[str, Any]
+) -> None:
+    """No batch is lost, and the sampler is asked again, where nothing is ahead, too: else the consumer would wait for a
+    batch that nobody has drawn. The error comes where the window comes to it, or later, but before what follows it.
+    (Single samples in order are drawn together, as many as are worth it.)"""
+    keys: Any = RaisesOnce(at)
+    what = {"batch_sampler": zip(keys)} if batches else {"batch_size": None, "sampler": keys}
     more = {**order, "prefetch_factor": ahead, "timeout": 60 if workers else 0}
-    loader = DataLoader(DATA, None, sampler=RaisesOnce(at), num_workers=workers, **more)
-    iterator = iter(loader)
-    first = next(iterator)
-    got, raised = _all_of(iterator, OSError)
-    assert sorted([int(first), *got]) == DATA
-    assert len(raised) == 1 and (raised[0] > 0 or (workers > 0 and ahead is None))
+    loader: Any = DataLoader(DATA, num_workers=workers, **what, **more)
+    iterator, got, raised = iter(loader), list[int](), list[int]()
+    while len(raised) < 9:
+        try:
+            got += torch.as_tensor(next(iterator)).reshape(-1).tolist()
+        except StopIteration:
+            break
+        except OSError:
+            raised.append(len(got))
+    assert sorted(got) == DATA
+    window = max(1, workers * (ahead or 2))
+    soonest = 1 if workers and not (batches or order) else at - window + 1
+    assert len(raised) == 1 and soonest <= raised[0] <= at
 
 
 def test_an_interrupt_while_it_draws_comes_at_once() -> None:
@@ -139,6 +154,25 @@ def test_no_state_takes_a_sampler_that_raised_for_one_that_ended(sampler: Any, b
         assert sum(1 for _ in resumed) == 24 - batches
     with pytest.raises(OSError, match="the index server is away"):
         list(iterator)
+
+
+class Flaky(IterableDataset[Any]):
+    """A stream without a state, its own iterator, that raises once at this number, and goes on without it."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad, self.at = bad, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == 16:
+            raise StopIteration
+        self.at += 1
+        if self.at - 1 == self.bad:
+            raise OSError("no network")
+        return self.at - 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

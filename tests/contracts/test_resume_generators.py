@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,30 +40,16 @@ def make(**more: Any) -> Any:
     return DataLoader(Made(SAMPLES, sample), SIZE, collate_fn=list, **{"shuffle": True, **more})
 
 
-def trained(loader: Any, state: Any = None, stop: Any = None) -> tuple[list[Any], Any]:
-    """What training gets: epoch, batch and what it draws for it; and the loader's state.
-
-    ``stop``: (epoch, batches of it that were delivered), or (epoch, "end") when the iterator has said so.
-    """
-    got: list[Any] = []
-    first, at = 0, 0
-    if state is not None:
-        loader.load_state_dict(state)
-        first, at = state["epoch"], state.get("progress", {}).get("batches", 0)
+def trained(loader: Any, first: int = 0) -> Iterator[tuple[list[Any], Any]]:
+    """What training gets with each batch, which are the epoch, the batch, and what it draws for it, and the loader's
+    state then; also, with nothing, before an epoch's first batch and when its iterator has said that it has ended."""
     for epoch in range(first, EPOCHS):
         iterator = iter(loader)
-        while True:
-            if stop == [epoch, at]:
-                return got, loader.state_dict()
-            batch = next(iterator, None)
-            if batch is None:
-                break
-            at += 1
-            got.append([epoch, [list(map(float, row)) for row in batch], torch.rand(()).item()])
-        if stop == [epoch, "end"]:
-            return got, loader.state_dict()
-        at = 0
-    return got, None
+        yield [], loader.state_dict()
+        for batch in iterator:
+            got = [epoch, [list(map(float, row)) for row in batch], torch.rand(()).item()]
+            yield [got], loader.state_dict()
+        yield [], loader.state_dict()
 
 
 def test_the_users_own_wins(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,37 +96,21 @@ _WAYS: dict[str, dict[str, Any]] = {
     "processes": {"num_workers": 2},
     "processes that stay": {"num_workers": 2, "persistent_workers": True},
     "declared epochs": {"num_workers": 1, "epochs": EPOCHS},
-    "bounded": {"num_workers": 2, "in_order": False},
     "threads": {"num_workers": 2, "worker_kind": "thread"},
 }
-
-
-_POINTS: list[list[Any]] = [[0, 0], [0, 3], [0, 5], [0, "end"], [1, 0], [1, 2], [2, "end"]]
-
-
-@cache
-def _reference(way: str) -> Any:
-    seed(5)
-    return trained(make(**_WAYS[way]))[0]
-
-
-def _comparable(way: str, got: list[Any]) -> Any:
-    """Out of order: an epoch's samples, and what training drew."""
-    if _WAYS[way].get("in_order", True):
-        return got
-    samples = [sorted(row for number, rows, _ in got if number == epoch for row in rows) for epoch in range(EPOCHS)]
-    return samples, [drawn for *_, drawn in got]
 
 
 @pytest.mark.parametrize("way", _WAYS)
 def test_later_epochs(way: str) -> None:
     """Before an epoch's first batch, within it and at its end: what follows is what the uninterrupted run had."""
-    for stop in _POINTS if way in ("inline", "threads") else _POINTS[way == "bounded" :: 2]:  # forks take long
-        seed(5)
-        got, state = trained(make(**_WAYS[way]), stop=stop)
+    seed(5)
+    points = [(got, through_json(state)) for got, state in trained(make(**_WAYS[way]))]
+    for number in range(len(points)) if way in ("inline", "threads") else range(1, len(points), 6):  # forks take long
         seed(99)
-        rest, _ = trained(make(**_WAYS[way]), through_json(state))
-        assert _comparable(way, got + rest) == _comparable(way, _reference(way)), stop
+        state, resumed = points[number][1], make(**_WAYS[way])
+        resumed.load_state_dict(state)
+        expected = [each for got, _ in points[number + 1 :] for each in got]
+        assert [each for got, _ in trained(resumed, state["epoch"]) for each in got] == expected, number
 
 
 _DRAWS: dict[str, Callable[[int], int]] = {
@@ -169,21 +138,6 @@ class Buffered(IterableDataset[Any]):
             yield held.pop(self.draw(len(held)))
 
 
-def _resumed(make: Callable[[], Any], batches: int) -> tuple[Any, Any]:
-    """What a run had after so many batches of an epoch, and what it has after a resume."""
-    seed(5)
-    loader = make()
-    iterator = iter(loader)
-    for _ in range(batches):
-        next(iterator)
-    state = through_json(loader.state_dict())
-    rest = list(iterator)
-    seed(99)
-    resumed = make()
-    resumed.load_state_dict(state)
-    return rest, list(resumed)
-
-
 def _mixing(samples: Any) -> Any:
     """Draws for some batches, as mixup may."""
     if samples != _ALL[:4] and sum(samples) % 2:
@@ -192,32 +146,33 @@ def _mixing(samples: Any) -> Any:
     return samples
 
 
-@pytest.mark.parametrize("draw", _DRAWS)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_that_draws(workers: int, draw: str) -> None:
-    """Without workers it would yield other samples when it is read again."""
+_DRAWS_ITSELF = r"draws from \w+'s global generator, so that others would"
+_COLLATE_DRAWS = r"its collate_fn draws from a global generator, as the stream may. Give the"
+
+
+@pytest.mark.parametrize(
+    ("workers", "draw", "collate", "message"),
+    [
+        (0, "python", list, _DRAWS_ITSELF),
+        (0, "torch", list, _DRAWS_ITSELF),
+        (0, "torch", _mixing, _COLLATE_DRAWS),
+        (1, "torch", _mixing, _COLLATE_DRAWS),
+    ],
+)
+def test_a_stream_that_would_draw_other_samples_is_refused(workers: int, draw: str, collate: Any, message: str) -> None:
+    """When it is read again. (Workers are seeded as before: what their streams draw alone is in the table.)"""
 
     def make() -> Any:
-        return DataLoader(Buffered(_DRAWS[draw]), 4, num_workers=workers, collate_fn=list)
+        return DataLoader(Buffered(_DRAWS[draw]), 4, num_workers=workers, collate_fn=collate)
 
-    for batches in (1, 3, 5):
-        if not workers:
-            with pytest.raises(ValueError, match=r"draws from \w+'s global generator, so that others would"):
-                _resumed(make, batches)
-        else:
-            rest, again = _resumed(make, batches)
-            assert again == rest
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_beside_a_collate_fn_that_draws(workers: int) -> None:
-    """It is read again without that, so it is refused."""
-
-    def make() -> Any:
-        return DataLoader(Buffered(_DRAWS["torch"]), 4, num_workers=workers, collate_fn=_mixing)
-
-    with pytest.raises(ValueError, match=r"its collate_fn draws from a global generator, as the stream may. Give the"):
-        _resumed(make, 5)
+    seed(5)
+    loader, resumed = make(), make()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    with pytest.raises(ValueError, match=message):
+        list(resumed)
 
 
 class Draws(IterableDataset[Any]):

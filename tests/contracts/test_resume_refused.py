@@ -17,17 +17,8 @@ from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.samples import witness_of
 from tests.contracts.datasets import Counts, Made, Streams
 from tests.contracts.modes import IN_ORDER_THREADS
-from tests.contracts.resuming import (
-    DATA,
-    after,
-    loader_of,
-    through_json,
-)
-from tests.contracts.samplers import (
-    Counting,
-    Forgetful,
-)
-from tests.contracts.test_resume_streams import _saved
+from tests.contracts.resuming import DATA, after, loader_of, through_json
+from tests.contracts.samplers import Counting, Forgetful
 
 
 class Endless(Counting):
@@ -165,7 +156,7 @@ def test_an_endless_stream_is_not_read_for_ever(batches: int, workers: int) -> N
 def test_states_of_other_streams() -> None:
     loader = DataLoader(Counts([4]), 2)
     list(loader)
-    state = _saved(loader)
+    state = through_json(loader.state_dict())
     with pytest.raises(ValueError, match="streams of 1 workers, this loader has 2"):
         DataLoader(Counts([4, 4]), 2, num_workers=2).load_state_dict(state)
     with pytest.raises(ValueError, match="holds one of the data set, but Streams takes none"):

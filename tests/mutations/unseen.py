@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutations.fault import read
 
 FAULTS = read(r"""
-=== lanes/produce.py: contracts/test_bad_samples.py
+=== lanes/produce.py: lanes/test_worker.py
 a stage that works in place tries again on what its first try left
 -            if self._job.retries or self._job.repeats:
 +            if self._job.repeats:

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from torch.utils.data.datapipes.map import SequenceWrapper
 
 from minato_gpu import DataLoader
-from tests.contracts.resuming import saves_along, values
+from tests.contracts.resuming import saves_along
 from tests.torch_semantics.datasets import as_lists, numbers_in
 
 
@@ -110,12 +110,12 @@ def test_a_shuffled_pipe_goes_on(way: str, epoch: int) -> None:
         list(loader)
     saves = saves_along(loader, 7)
     whole, _ = saves[-1]
-    following = values(loader)
+    following = as_lists(loader)
     for first, state in saves:
         resumed = make()
         resumed.load_state_dict(state)
-        assert values(first) + values(resumed) == values(whole)
-        assert values(resumed) == following
+        assert as_lists(first) + as_lists(resumed) == as_lists(whole)
+        assert as_lists(resumed) == following
     assert sorted(numbers_in(whole)) == list(range(28))
 
 

@@ -99,29 +99,9 @@ def test_stop_iteration_of_a_map_style_data_set(loader_class: Any) -> None:
     assert as_lists(iterator) == [[4, 5], [6, 7]]
 
 
-def test_two_bad_samples_in_a_batch_are_one_error(loader_class: Any, num_workers: int) -> None:
-    def make(index: int) -> Any:
-        if index in (2, 3):
-            raise ValueError(f"bad {index}")
-        return torch.tensor(index)
-
-    iterator = iter(loader_class(Made(6, make), 2, num_workers=num_workers))
-    assert next(iterator).tolist() == [0, 1]
-    assert "bad 2" in str(error_of(ValueError, next, iterator))
-    assert as_lists(iterator) == [[4, 5]]
-
-
 def test_index_error_beyond_the_end(loader_class: Any, num_workers: int) -> None:
     caught = error_of(IndexError, list, loader_class([1, 2], sampler=[0, 5], num_workers=num_workers))
     assert "list index out of range" in str(caught)
-
-
-def test_bulk_reading_that_fails(loader_class: Any, num_workers: int) -> None:
-    class Bulk(Numbers):
-        def __getitems__(self, indices: list[int]) -> list[Any]:
-            raise ValueError("no bulk today")
-
-    assert "no bulk today" in str(error_of(ValueError, list, loader_class(Bulk(4), 2, num_workers=num_workers)))
 
 
 def test_timeout_needs_workers(loader_class: Any) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
     IterableDataset,
-    SequentialSampler,
     StackDataset,
     Subset,
     TensorDataset,
@@ -120,15 +118,6 @@ def test_batches(loader_class: Any, num_workers: int, length: int, drop_last: bo
 def test_any_sequence_is_a_data_set(loader_class: Any, num_workers: int) -> None:
     for data in ([10, 11, 12], range(10, 13), (10, 11, 12), torch.tensor([10, 11, 12])):
         assert as_lists(loader_class(data, batch_size=2, num_workers=num_workers)) == [[10, 11], [12]]
-
-
-def test_bulk_reading_without_batching(loader_class: Any, num_workers: int) -> None:
-    """A batch sampler given as ``sampler``: the data set receives lists of indices and returns whole batches."""
-    data = Made(10, lambda indices: torch.tensor([index * 10 for index in indices]))
-    sampler = BatchSampler(SequentialSampler(data), 4, True)
-    loader = loader_class(data, batch_size=None, sampler=sampler, num_workers=num_workers)
-    assert as_lists(loader) == [[0, 10, 20, 30], [40, 50, 60, 70]]
-    assert len(loader) == 2
 
 
 class _Bulk(Numbers):

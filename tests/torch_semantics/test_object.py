@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import minato_gpu
 from tests.contracts.datasets import Made
-from tests.torch_semantics.datasets import Numbers, Stream, as_lists, keep
+from tests.torch_semantics.datasets import Numbers, as_lists, keep
 
 
 def test_is_a_pytorch_loader(loader_class: Any) -> None:
@@ -53,12 +53,6 @@ def test_recreation_with_another_sampler(loader_class: Any) -> None:
     assert sorted(tuple(map(int, batch)) for batch in loader) == [(3, 2, 1, 0), (7, 6, 5, 4)]
     for name in ("num_workers", "collate_fn", "in_order", "timeout", "prefetch_factor", "dataset"):
         assert getattr(loader, name) is getattr(original, name)
-
-
-def test_recreation_of_a_stream_loader(loader_class: Any) -> None:
-    original = loader_class(Stream(5), batch_size=2, drop_last=True)
-    loader = loader_class(original.dataset, batch_size=original.batch_size, drop_last=original.drop_last)
-    assert as_lists(loader) == [[0, 1], [2, 3]]
 
 
 def test_subclass_that_overrides_and_sets_attributes_first(loader_class: Any) -> None:

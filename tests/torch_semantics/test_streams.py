@@ -10,14 +10,7 @@ import pytest
 import torch
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
-from tests.contracts.datasets import Flaky, Streams
-from tests.support.raising import error_of
-from tests.torch_semantics.datasets import SizedStream, Stream, as_lists, keep, numbers_in
-
-
-def test_uneven_streams_in_strict_order(loader_class: Any) -> None:
-    loader = loader_class(Streams([5, 1, 0]), batch_size=2, num_workers=3)
-    assert as_lists(loader) == [[[0, 0], [0, 1]], [[1, 0]], [[0, 2], [0, 3]], [[0, 4]]]
+from tests.torch_semantics.datasets import SizedStream, Stream, keep, numbers_in
 
 
 def test_a_stream_that_does_not_share_is_repeated_by_each_worker(loader_class: Any) -> None:
@@ -129,12 +122,3 @@ def test_no_warning_for_fewer_samples_than_the_length(loader_class: Any, num_wor
     loader = loader_class(SizedStream(4, 100), num_workers=num_workers)
     assert len(loader) == 100
     assert sorted(numbers_in(loader)) == [0, 1, 2, 3]
-
-
-def test_a_stream_goes_on_after_a_bad_record(loader_class: Any) -> None:
-    for workers in (0, 1):
-        iterator = iter(loader_class(Flaky(2), batch_size=None, num_workers=workers))
-        received = [int(next(iterator)), int(next(iterator))]
-        assert "no network" in str(error_of(OSError, next, iterator))
-        received += [int(sample) for sample in iterator]
-        assert received == [0, 1, *range(3, 16)]

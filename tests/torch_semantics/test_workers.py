@@ -176,14 +176,6 @@ def test_state_of_the_workers_copy(loader_class: Any, persistent: bool) -> None:
     assert data.made == 0
 
 
-def test_persistent_workers_keep_the_data_set_of_the_first_epoch(loader_class: Any) -> None:
-    data = Made(2, torch.tensor)
-    loader = loader_class(data, num_workers=2, persistent_workers=True)
-    assert [int(batch) for batch in loader] == [0, 1]
-    data.make = lambda index: torch.tensor(-1)
-    assert [int(batch) for batch in loader] == [0, 1]
-
-
 class _Scheduled(Numbers):
     """Samples are what the program says between epochs, as a schedule of augmentations does it."""
 
