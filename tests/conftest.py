@@ -44,7 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "gpu: needs a CUDA device; give it to single parameters by marks=pytest.mark.gpu"
     )
     config.addinivalue_line("markers", "on_request: runs with --all only; say why beside it")
-    config.addinivalue_line("markers", "each_pair: parameters that are listed together count as several")
     config.addinivalue_line("markers", "each_value: each value of a parameter is tried, not each pair of values")
     config.addinivalue_line("filterwarnings", "error")
     # Depends on the machine's number of cores; test_construction checks the warning itself.

@@ -5,8 +5,8 @@ two of them, whether batches may be overtaken and the kind of worker, and as nei
 much they may be overtaken only has to occur. Of the orders in which a fake device may do things, two of those that are
 drawn from a seed are enough.
 
-Parameters that a test lists together (``"a, b"``) count as one, unless it is marked ``each_pair``. Where two have many
-values and a case takes long, a test may be marked ``each_value``: then each occurs, but not each pair.
+Parameters that a test lists together (``"a, b"``) count as one. Where two have many values and a case takes long, a
+test may be marked ``each_value``: then each occurs, but not each pair.
 
 PyTorch's own loader shows that a test states PyTorch's behaviour, which no change here can alter: its cases run with
 ``--all`` alone, and so do tests marked ``on_request``. Who names a test (``FILE::TEST``) gets all of its cases.
@@ -72,7 +72,7 @@ def factors(item: pytest.Item) -> Case:
 
 def _given_together(item: pytest.Item) -> Iterable[tuple[str, ...]]:
     """Parameters whose values were listed together: somebody has chosen the combinations, which count as one value."""
-    apart = any(item.get_closest_marker(name) is not None for name in ("each_pair", "each_value"))
+    apart = item.get_closest_marker("each_value") is not None
     for mark in () if apart else item.iter_markers("parametrize"):
         names = mark.args[0]
         names = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
