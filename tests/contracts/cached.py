@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from minato_gpu import DataLoader, Source, read_bytes
+from tests.contracts.datasets import rows as rows
 
 SAMPLES = 60
 PAGE = 4096
@@ -48,11 +49,6 @@ def loader_of(dataset: Any, cache: Any = None, cache_dir: Any = None, **more: An
     if "sampler" not in more:
         more = {"shuffle": True, "generator": torch.Generator().manual_seed(3), **more}
     return DataLoader(dataset, 8, **{"num_workers": 1, "cache": cache, "cache_dir": cache_dir, **more})
-
-
-def rows(batches: Any) -> list[tuple[Any, ...]]:
-    """The samples of batches."""
-    return [row for batch in batches for row in zip(*(column.tolist() for column in batch), strict=True)]
 
 
 def without_draws(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

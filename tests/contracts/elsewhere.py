@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from minato_gpu.util.messages import LOGGER
 from tests.contracts.cases import Case
@@ -15,7 +19,6 @@ from tests.contracts.lineage import Lineage, Saved, check
 from tests.support.programs import Program
 from tests.support.waiting import wait_until
 
-_WAIT_S = 60.0
 Request = tuple[Case, Path, str, int | None, Saved, int]  # as Lineage has them, and how many batches are taken
 
 
@@ -33,22 +36,17 @@ def run(request: Request, *, killed: bool) -> Saved | None:
     program.stdout.readline()  # it is at work
     program.kill()
     program.close()
-    assert wait_until(lambda: not _session(program.pid), _WAIT_S), (
-        f"left by a program that was killed: {_session(program.pid)}"
-    )
+    assert wait_until(lambda: not _session(program.pid)), f"left by a program that was killed: {_session(program.pid)}"
     return None
 
 
 def _session(pid: int) -> list[int]:
     """The processes that a program has left."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, session = (process / "stat").read_text().rpartition(") ")[2].split()[:4]
-        except OSError:
-            continue
-        if int(session) == pid and state != "Z":
-            found.append(int(process.name))
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 
 from minato_gpu import Field, Pipeline, Stage
 from minato_gpu.pipeline.pipeline import TorchFunction
+from tests.contracts.cases import ELASTIC, FILES
 
 ROW_BYTES = 8_000
 UNEVEN_BYTES = 16_000
@@ -187,7 +188,6 @@ PIPELINE = Pipeline(
 
 _NUMBERS = Kind(_numbers, _read_numbers, _square)
 _FILES = Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key)))
-_STREAM = Kind(_numbers, _read_numbers, _square)
 KINDS = {
     "numbers": _NUMBERS,
     "many at once": Kind(_rows, _read_rows, lambda key: ({float(key)}, _square(key))),
@@ -202,11 +202,6 @@ KINDS = {
     "closures": Kind(_closure, _read_numbers, _square),
     "objects": Kind(_objects, _read_objects, lambda key: f"n{key}", joins=False),
     "pipeline": Kind(int, _read_pipeline, lambda key: 1),
-    "files": _FILES,
-    "urls": _FILES,
-    "stream": _STREAM,
-    "stateful stream": _STREAM,
-    "stateful iterator": _STREAM,
-    "stateful shards": _STREAM,
-    "stateful split": _STREAM,
+    **dict.fromkeys(FILES, _FILES),
+    **dict.fromkeys(("stream", "stateful stream", "stateful iterator", *ELASTIC), _NUMBERS),
 }

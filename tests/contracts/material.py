@@ -159,11 +159,6 @@ class Files(Data):
         written(self.folder, self.version)
 
 
-def url_of(path: str, host: int) -> str:
-    """Where a file of this machine lies, on one of two hosts."""
-    return f"far://host{host}{path}"
-
-
 class Far(AsyncFileSystem):  # type: ignore[misc]
     """Answers from files of this machine; a host knows nothing of what another one has."""
 
@@ -197,7 +192,7 @@ class Urls(Files):
 
     def source(self, key: Any) -> Source:
         found = super().source(key)
-        url = url_of(str(Path(found.path).absolute()), int(key) % 2)
+        url = f"far://host{int(key) % 2}{Path(found.path).absolute()}"
         return Source(url, found.offset, found.length, version=str(self.version))
 
 

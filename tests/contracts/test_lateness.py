@@ -13,28 +13,26 @@ from typing import Any
 import pytest
 import torch
 
-from minato_gpu.engine import builder
+from minato_gpu.scheduling.worker_count import WorkerCount
 from tests.contracts.datasets import Costly, Made
-from tests.contracts.modes import BOUNDED, MINATO, STRICT, Mode
+from tests.contracts.modes import BOUNDED, MINATO, Mode
 from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 
 
 class _Blocked:
-    """Sample functions in which some samples wait until the test lets them go."""
+    """A sample function in which one sample waits until the test lets it go."""
 
-    def __init__(self, *blocked: int) -> None:
+    def __init__(self, blocked: int) -> None:
         self.blocked = blocked
         self.gate = _FORK.Event()
         self.waiting = _FORK.Semaphore(0)
-        self.made: Any = _FORK.Array("i", 80)
 
     def __call__(self, index: int) -> Any:
-        if index in self.blocked:
+        if index == self.blocked:
             self.waiting.release()
             assert self.gate.wait(60), "the test never let it go"
-        self.made[index] = 1
         return torch.tensor(index)
 
 
@@ -53,17 +51,6 @@ def test_a_blocked_sample_delays_no_other_batch_until_the_limit(mode: Mode, bloc
     assert sorted(flat) == list(range(80))
     assert blocked not in flat[: 4 * allowed]
     assert all(number - index // 4 <= mode.lateness for number, batch in enumerate(batches) for index in batch)
-
-
-@pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)
-def test_in_strict_order_the_samples_behind_a_blocked_one_are_made_meanwhile(mode: Mode) -> None:
-    """The worker that is free makes the whole of the next batch while the first sample is blocked."""
-    make = _Blocked(0)
-    iterator = iter(mode.loader(Made(16, make), 4, num_workers=2))
-    assert wait_until(lambda: list(make.made)[1:8] == [1] * 7)
-    assert make.made[0] == 0
-    make.gate.set()
-    assert [batch.tolist() for batch in iterator] == [list(range(start, start + 4)) for start in (0, 4, 8, 12)]
 
 
 @pytest.mark.parametrize("mode", BOUNDED[:2], ids=lambda mode: mode.name)
@@ -97,29 +84,16 @@ def _is_inside(thread: threading.Thread, function: str) -> bool:
 _MOST = 4
 
 
-class Restless:
-    """Another number with every batch."""
-
-    def __init__(self, least: int, most: int) -> None:
-        self.workers = self.least = least
-        self.most = most
-        self._random = random.Random(7)
-
-    def begin(self, now: float) -> None:
-        """An epoch begins."""
-
-    def waited(self, cause: str, seconds: float) -> None:
-        """The consumer has waited."""
-
-    def delivered(self, now: float, samples: int, idle: int) -> bool:
-        """A batch was delivered."""
-        before, self.workers = self.workers, self._random.randint(self.least, self.most)
-        return self.workers != before
-
-
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "WorkerCount", Restless)
+    """Another number of workers with every batch."""
+    rng = random.Random(7)
+
+    def delivered(count: WorkerCount, *_: Any) -> bool:
+        before, count.workers = count.workers, rng.randint(count.least, count.most)
+        return count.workers != before
+
+    monkeypatch.setattr(WorkerCount, "delivered", delivered)
 
 
 @pytest.mark.usefixtures("restless")

@@ -123,6 +123,22 @@ def test_replacing_without_a_fork() -> None:
 
 # --- a program that ignores SIGCHLD: no exit code is known to it ----------------------------------------------------
 
+# Arguments: the key at which a worker is killed, once (-1: none), and ``on_worker_death``. Says the sum, or the error.
+_IGNORES = """
+import logging, multiprocessing, signal, sys
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Deadly, Sourced
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+killed, on_worker_death = sys.argv[1:]
+data, more = Sourced(64, Deadly(int(killed))), {"cache": "8MB", "on_worker_death": on_worker_death}
+try:
+    print(sum(int(batch.sum()) for batch in DataLoader(data, 4, num_workers=2, **more)))
+except RuntimeError as error:
+    print(type(error).__name__, error)
+assert not multiprocessing.active_children()
+"""
 _WHOLE = str(sum(range(64)))
 _DIED = "exited unexpectedly with an exit code that is not known, as something else has collected the process"
 
@@ -130,7 +146,7 @@ _DIED = "exited unexpectedly with an exit code that is not known, as something e
 @pytest.mark.parametrize("on_worker_death", ["raise", "replace"])
 def test_exit_codes_that_are_not_known(on_worker_death: str) -> None:
     def says(killed: int) -> list[str]:
-        return programs.run("tests.contracts.uncollected", str(killed), on_worker_death).splitlines()
+        return programs.run("tests.support.source", _IGNORES, str(killed), on_worker_death).splitlines()
 
     assert says(-1) == [_WHOLE]
     told = says(11)

@@ -21,10 +21,6 @@ from tests.support.leaks import child_pids
 from tests.support.waiting import wait_until
 
 
-def _quick(index: int) -> Any:
-    return torch.tensor(index)
-
-
 def _sleepy(index: int) -> Any:
     """Every worker ends up in a sleep that outlasts any test."""
     if index >= 8:
@@ -34,7 +30,7 @@ def _sleepy(index: int) -> Any:
 
 def _endless_loop(mode: Mode) -> None:
     """Takes batch after batch of an epoch that outlasts any test; the parent is killed or interrupted meanwhile."""
-    iterator = iter(mode.loader(Made(1_000_000_000, _quick), 2, num_workers=2))
+    iterator = iter(mode.loader(Made(1_000_000_000, torch.tensor), 2, num_workers=2))
     _announce(next(iterator))
     for batch in iterator:
         assert len(batch) == 2
@@ -50,7 +46,7 @@ def _waiting(mode: Mode) -> None:
 
 def _idle(mode: Mode) -> None:
     """Persistent workers wait for work while the program does something else."""
-    loader = mode.loader(Made(8, _quick), 2, num_workers=2, persistent_workers=True)
+    loader = mode.loader(Made(8, torch.tensor), 2, num_workers=2, persistent_workers=True)
     _announce(list(loader))
     while True:
         time.sleep(3600)
@@ -59,7 +55,7 @@ def _idle(mode: Mode) -> None:
 def _forks(mode: Mode) -> None:
     """Has forked a process of its own, which goes on when the program has ended."""
     global _kept
-    loader = mode.loader(Made(1000, _quick), 2, num_workers=2, on_worker_death="replace")
+    loader = mode.loader(Made(1000, torch.tensor), 2, num_workers=2, on_worker_death="replace")
     with ThreadPoolExecutor(1) as pool:  # the kernel would end workers that the main thread has forked
         _kept = [iterator := pool.submit(iter, loader).result()]
     _announce(next(iterator))
@@ -73,7 +69,7 @@ def _forks(mode: Mode) -> None:
 def _exits(mode: Mode) -> None:
     """Leaves through sys.exit while persistent workers and an unfinished iterator live in globals."""
     global _kept
-    loader = mode.loader(Made(1000, _quick), 2, num_workers=2, persistent_workers=True)
+    loader = mode.loader(Made(1000, torch.tensor), 2, num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     _kept = [loader, iterator, next(iterator)]
     _announce(_kept)
@@ -92,7 +88,7 @@ def _saves(mode: Mode, **more: Any) -> None:
     """Is asked to end, as a scheduler does it, and goes on until the step that it is at has been saved."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    loader = mode.loader(Sourced(40, _quick), 2, num_workers=2, **more)
+    loader = mode.loader(Sourced(40, torch.tensor), 2, num_workers=2, **more)
     iterator = iter(loader)
     head = next(iterator)
     _announce(head)
