@@ -207,8 +207,8 @@ class Epochs:
             self._place = SourceBatch(self._place + (drawn.rows if self._settings.items else 1))
 
     def draw_on(self) -> bool:
-        """Draws while a batch is ready; returns False where there is not yet room for as many batches as are admitted
-        together.
+        """Draws while the consumer has a batch ready; returns False, with nothing drawn, where there is not yet room
+        for as many batches as are admitted together.
 
         An error of the sampler is kept until the consumer asks for more. An interrupt passes through: it is not the
         sampler's, and the consumer wants it now.

@@ -176,7 +176,7 @@ class Pump:
     # --- what the consumer waits for ------------------------------------------------------------------------
 
     def listen(self) -> bool:
-        """Lets workers ring once the batch that the consumer waits for is complete; returns whether it is.
+        """Lets workers ring once the batch that the consumer waits for is complete; returns whether it is already.
 
         To be called after ``receive``.
         """

@@ -64,7 +64,8 @@ class WorkerSupervisor:
         return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
 
     def keep_watch(self, log: Telemetry) -> None:
-        """Looks after workers while the consumer is in its training step. Errors are kept for it."""
+        """Looks after workers while the consumer is in its training step. Deaths and hangs that are errors are kept
+        until ``raise_broken``."""
         try:
             if self._replaces:
                 self._pump.receive()

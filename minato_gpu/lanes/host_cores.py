@@ -17,7 +17,7 @@ class HostCores:
     ranks: int
     cores: int  # that they share; at least ``num_workers`` for each
     most: int  # workers that one rank may have at work
-    job: str  # tells the job's page from those of others
+    job: str  # names the page of memory on which the job's ranks meet (engine/host_share.py)
 
     @classmethod
     def of_this_rank(cls, workers: int) -> HostCores:

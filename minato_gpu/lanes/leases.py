@@ -102,13 +102,14 @@ class Leases:
         return number in self._leases
 
     def drop(self, run: int, chunk: int) -> None:
-        """Drops a task that nobody is at; what was not reported of it is to be prepared again."""
+        """Drops a task that no worker is at, and clears the marks of what was not reported: that is to be prepared
+        again."""
         lease = self._leases.pop((run, chunk), None)
         for begin, end in () if lease is None else lease.between(lease.reported, lease.size):
             self._completions.clear(begin, end)
 
     def bury(self, worker: int) -> None:
-        """Handles the death of a worker: nobody is left to be given back what it had stored."""
+        """Handles the death of a worker: what it stored, and was still to be given back, is forgotten."""
         self._read = deque(block for block in self._read if block[0] != worker)
 
     def give_back(self, worker: int, offset: int) -> None:

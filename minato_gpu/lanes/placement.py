@@ -144,7 +144,8 @@ class Placement:
             progress.layout, progress.has_described = self._learned, True
 
     def join(self, progress: LeaseProgress, piece: Piece, samples: list[Value]) -> None:
-        """Collates a batch whose samples are all ready; stores them singly if it was cut short.
+        """Collates a batch once its ``samples`` are ready, those that have not failed. If the task was cut short, so
+        that some are missing, those that are there are stored singly.
 
         The batch's ``Item`` takes the place of its first sample's. Where samples may be left out, the batch comes
         without those that failed, and those that cannot be sent.

@@ -93,7 +93,8 @@ class LeaseProgress:
         return items
 
     def write(self) -> None:
-        """Writes the samples that are kept; what that takes is spread over those that are not reported."""
+        """Writes finished samples that are held back into their rows, by ``write_rows``; what that takes is spread over
+        the times of all that are not reported."""
         assert self.write_rows is not None
         self.write_rows()
         now = perf_counter()

@@ -30,7 +30,8 @@ class Sharing:
         self._end, self._arena = end, arena
 
     def shared(self, produce: Produce) -> Produce:
-        """Returns ``produce`` for the sample that AT_HAND is about, or a copy in its place if there is one."""
+        """Returns a function that does what ``produce`` does, for the sample that AT_HAND is about: it also sends that
+        sample if it is asked for, or returns another loader's copy in its place."""
 
         def produced(at: int) -> Value:
             place = AT_HAND.prepared

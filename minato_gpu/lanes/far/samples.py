@@ -60,8 +60,8 @@ class Arrivals:
         self._placing: list[int] = []  # blocks of the frame that is being received
 
     def place(self, task: Task, report: Report) -> list[memoryview]:
-        """Returns the memory for a frame's body: rows, and new blocks of the engine's arena, which replace those of the
-        report's blobs."""
+        """Returns the memory for a frame's body: rows, and new blocks of the engine's arena, which take the place of
+        the agent's in ``report`` itself."""
         views, arena = rows_of(task, report, self._store), self._links.engine_arena
         for at, item in enumerate(report.items or ()):
             if (blob := blob_of(item)) is not None:
