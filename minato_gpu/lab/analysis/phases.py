@@ -72,7 +72,7 @@ class Replay:
         self._number = 0
 
     def record(self, batch: Value) -> None:
-        """Keeps a copy of this batch, if there is room: before anybody changes it."""
+        """Keeps a copy of a batch, which nobody may have changed yet; of the first few only."""
         if len(self._batches) == _MOST:
             return
         if not self._batches:

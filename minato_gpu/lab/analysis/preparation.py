@@ -194,7 +194,7 @@ def _uneven(profile: Profile, step_s: float) -> Advice:
 
 
 def _growth(profile: Profile) -> float:
-    """Returns the rate of the most workers that were tried, in terms of that of the fewest."""
+    """Returns the rate of the most workers that were tried, divided by that of the fewest."""
     return profile.scaling[-1][1] / profile.scaling[0][1]
 
 

@@ -123,7 +123,8 @@ class Setting:
     latency_s: float | None = None
 
     def applied(self, profile: Profile) -> Profile:
-        """Returns the profile of the measured rank in this setting; ``storage`` is known where it is to change."""
+        """Returns the profile of the measured rank in this setting. ``cache`` changes nothing in it, nor do a rate and
+        a latency where no read was seen (``storage`` is None)."""
         found = profile if self.workers is None else replace(profile, workers=self.workers)
         if self.loader is not None and self.loader != profile.loader:
             found = replace(found, loader=self.loader, overlap=False)  # a script would have to tell its epochs

@@ -77,7 +77,7 @@ _LOCAL = _Local()
 
 
 def _own() -> _Own:
-    """Returns this thread's; a forked process has others than its parent."""
+    """Returns this thread's clocks and files, made on the first call; a forked process makes its own."""
     if _LOCAL.own is None or _LOCAL.own.process != os.getpid():
         _LOCAL.own = _Own()
     return _LOCAL.own
