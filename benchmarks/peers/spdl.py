@@ -91,10 +91,11 @@ class SpdlLoader(Loader):
     def make(self, job: Job) -> Iterable[Any]:
         from spdl.dataloader import get_pytorch_dataloader
 
-        loader: Iterable[Any] = get_pytorch_dataloader(
+        loader: Any = get_pytorch_dataloader(
             job.dataset, job.batch_size, collate_fn=job.collate, **job.shuffling, **self.settings(job)
         )
-        return loader
+        at_end.append(loader._shmem.unlink)  # of the data set's pickle
+        return loader  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

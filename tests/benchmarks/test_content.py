@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import work as work_module
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError, at_end, isolated
 from benchmarks.paired import run
 from benchmarks.peers import Job
 from benchmarks.peers.pytorch import PyTorch
@@ -146,6 +147,20 @@ def test_a_measurement_that_fails_says_why() -> None:
         isolated(_exit)
     with pytest.raises(MeasurementError, match="was ended by SIGSEGV without a result"):
         isolated(_crash)
+
+
+def _leave(path: Path, times: int) -> int:
+    """As a loader leaves shared memory that outlives its process; fails for none."""
+    path.touch()
+    at_end.append(path.unlink)
+    return 1 // times
+
+
+def test_a_measurement_undoes_what_would_outlive_it(tmp_path: Path) -> None:
+    assert isolated(_leave, tmp_path / "left", 1) == 1
+    with pytest.raises(MeasurementError, match="ZeroDivisionError"):
+        isolated(_leave, tmp_path / "left", 0)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("no_leaks")
