@@ -18,27 +18,6 @@ from minato_gpu.caching.soon import Soon
 from minato_gpu.caching.split import Means, Shares, seconds, split
 from tests.caching.model import Listed, shuffled_shares
 
-TABLE = {
-    (2, 0.25): (1, 0.500),
-    (2, 0.50): (2, 0.750),
-    (4, 0.10): (2, 0.325),
-    (4, 0.25): (3, 0.563),
-    (4, 0.50): (6, 0.785),
-    (4, 0.75): (9, 0.922),
-    (8, 0.10): (4, 0.372),
-    (8, 0.25): (7, 0.592),
-    (8, 0.50): (13, 0.801),
-    (8, 0.75): (20, 0.928),
-}
-"""Shards and share of the set: epochs of look-ahead that suffice in simulation, and the bound of the hit rate."""
-
-
-@pytest.mark.parametrize(("shards", "share"), TABLE)
-def test_the_table(shards: int, share: float) -> None:
-    epochs, most = TABLE[shards, share]
-    assert look_ahead(shards, share) == epochs
-    assert bound(shards, share) == pytest.approx(most, abs=0.0006)
-
 
 @given(st.floats(1, 64), st.floats(0, 1), st.floats(0, 1))
 def test_more_room_is_never_worse_and_costs_a_bounded_look_ahead(shards: float, one: float, other: float) -> None:

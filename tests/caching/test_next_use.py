@@ -4,7 +4,6 @@ what is true of every policy."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -16,14 +15,8 @@ from benchmarks.cache_replay import most_hits
 from minato_gpu.caching.future import NEVER, Future
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import CachePolicy, Minio
-from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, hits_of, shuffled_shares
+from tests.caching.model import KEYS, Listed, Tier, epochs_of_keys, hits, hits_of, shuffled_shares
 from tests.conftest import half
-
-
-@given(epochs_of_keys, st.integers(1, 3))
-def test_no_choice_has_more_hits(epochs: list[list[int]], capacity: int) -> None:
-    found = hits(NextUse(capacity, KEYS), epochs, len(epochs))
-    assert sum(map(sum, found)) == best_hits([*chain(*epochs)], capacity)
 
 
 @given(epochs_of_keys | shuffled_shares(), st.integers(0, 30))

@@ -37,16 +37,16 @@ def _endless_loop(mode: Mode) -> None:
 
 
 def _waiting(mode: Mode) -> None:
-    """Waits for a batch that never comes, with the workers asleep in the data set."""
-    iterator = iter(mode.loader(Made(40, _sleepy), 2, num_workers=2))
+    """Waits for a batch that never comes, with the workers asleep in the data set, and a process that reads ahead."""
+    iterator = iter(mode.loader(Sourced(40, _sleepy), 2, num_workers=2))
     _announce(next(iterator))
     while True:
         next(iterator)
 
 
 def _idle(mode: Mode) -> None:
-    """Persistent workers wait for work while the program does something else."""
-    loader = mode.loader(Made(8, torch.tensor), 2, num_workers=2, persistent_workers=True)
+    """Persistent workers, and the process that reads ahead, wait for work while the program does something else."""
+    loader = mode.loader(Sourced(8, torch.tensor), 2, num_workers=2, persistent_workers=True)
     _announce(list(loader))
     while True:
         time.sleep(3600)

@@ -78,18 +78,6 @@ def test_memory_is_taken_when_written_and_given_back_when_much_is_free(monkeypat
     arena.close()
 
 
-def test_the_mapping_outlives_the_arena_while_a_view_lives() -> None:
-    arena = Arena("test")
-    view = np.frombuffer(arena.buffer, np.uint8, 10, arena.allocate(10))
-    view[:] = 3
-    arena.close()
-    arena.close()
-    assert arena.fd == -1
-    assert view[2:5].tolist() == [3, 3, 3]
-    view[:] = 4
-    assert int(view.sum()) == 40
-
-
 def test_the_system_grants_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of address space or file size: half of what there is stays the program's, and a small part stays whole."""
     truncate, limit = os.ftruncate, 1 << 30

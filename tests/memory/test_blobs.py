@@ -71,22 +71,6 @@ def test_a_memoryview_cannot_be_sent() -> None:
         there([memoryview(b"ab")])
 
 
-_IN_MEMORY: dict[str, Any] = {
-    "transposed": torch.arange(6.0).view(2, 3).t(),
-    "channels last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    "part of a tensor": torch.arange(48.0).view(2, 4, 6)[:, 1:3].permute(2, 0, 1).contiguous().permute(1, 2, 0),
-    "array in Fortran's order": np.asfortranarray(np.arange(6).reshape(2, 3)),
-}
-
-
-@pytest.mark.parametrize("value", _IN_MEMORY.values(), ids=_IN_MEMORY.keys())
-def test_the_order_in_memory_stays(value: Any) -> None:
-    got = there(value)[0]
-    assert same(got, value)
-    strides = [each.stride() if isinstance(each, torch.Tensor) else each.strides for each in (got, value)]
-    assert strides[0] == strides[1]
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, object])
 def test_a_read_only_array_can_be_written_to(dtype: Any) -> None:
     value = np.arange(6, dtype=dtype).reshape(3, 2).T
@@ -96,27 +80,12 @@ def test_a_read_only_array_can_be_written_to(dtype: Any) -> None:
     assert got[0] is got[1] and got[0].flags.writeable and got[0].strides == value.strides
 
 
-_TENSORS: dict[str, Any] = {
-    "sparse COO": torch.eye(3).to_sparse(),
-    "sparse COO, not coalesced": torch.sparse_coo_tensor(
-        torch.tensor([[0, 0]]), torch.ones(2), (3,), check_invariants=True
-    ),
-    "parameter": torch.nn.Parameter(torch.ones(3)),
-    "requires grad": torch.ones(3, requires_grad=True),
-    "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
-    "complex halves": torch.arange(8, dtype=torch.float16).view(torch.complex32),
-    "tensor class": torch.ones(2).as_subclass(Tagged),
-}
-
-
-@_HALVES
-@pytest.mark.parametrize("value", _TENSORS.values(), ids=_TENSORS.keys())
-def test_tensors_of_every_kind(value: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    "value", [torch.nn.Parameter(torch.ones(3)), torch.tensor([1 + 2j]).conj(), torch.ones(2).as_subclass(Tagged)]
+)
+def test_tensors_that_are_more_than_their_elements(value: torch.Tensor) -> None:
     got, _ = there(value)
-    assert same(got, value)
-    assert got.is_leaf == value.is_leaf and got.layout == value.layout
-    if value.layout is torch.sparse_coo:
-        assert got.is_coalesced() == value.is_coalesced()
+    assert same(got, value) and got.is_leaf == value.is_leaf
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning")

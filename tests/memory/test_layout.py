@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from minato_gpu.memory.layout import Layout, Mismatch
 from tests.support.same import same
@@ -160,39 +159,6 @@ _REFUSED = {
 def test_what_is_not_simply_stacked_has_no_layout(sample: Any) -> None:
     """It then travels as an object, and default_collate itself decides."""
     assert Layout.of(sample) is None
-
-
-class Own(np.ndarray):
-    """A class of the program's own."""
-
-
-_SUBCLASSES: dict[str, Callable[[Any], Any]] = {
-    "memmap": lambda array: array.view(np.memmap),
-    "masked array": lambda array: np.ma.masked_array(array, array > 2),
-    "a class of its own": lambda array: array.view(Own),
-}
-
-
-@pytest.mark.parametrize("make", _SUBCLASSES.values(), ids=_SUBCLASSES.keys())
-@pytest.mark.parametrize("nested", [False, True])
-def test_elements_of_a_subclass_are_copied(make: Callable[[Any], Any], nested: bool) -> None:
-    arrays = [make(np.arange(6, dtype=np.float32).reshape(2, 3) + row) for row in range(2)]
-    samples = [{"x": array, "n": 1} for array in arrays] if nested else arrays
-    layout = Layout.of(samples[0])
-    assert layout is not None
-    slab = np.zeros(layout.offsets(2)[1], np.uint8)
-    write = layout.writer(layout.views(slab, 0, 2))
-    for row, sample in enumerate(samples):
-        write(row, sample)
-    assert same(layout.batch(slab, 2, [[], []]), default_collate(samples))
-    plain = np.zeros((2, 3), np.float32)
-    with pytest.raises(Mismatch):
-        write(0, {"x": plain, "n": 1} if nested else plain)
-
-
-def test_a_subclass_that_has_a_function_of_its_own_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(default_collate_fn_map, Own, lambda batch, **_: len(batch))
-    assert Layout.of(np.zeros(3).view(Own)) is None
 
 
 _LIKE = {"x": np.zeros((2, 3), np.float32), "t": torch.zeros(2), "n": 1, "s": "text", "p": Pair(1.0, [True])}

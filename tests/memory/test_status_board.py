@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,8 +27,6 @@ from minato_gpu.memory.status_board import (
     base_of,
 )
 from tests.memory.watched import Event, before, cleared_board, fenced, watch
-
-_FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -63,59 +59,6 @@ def test_what_has_not_started_is_taken_back(board: WorkerStatusBoard) -> None:
     assert board.revoke(0, 1, 6, keep=0) is None
 
 
-def _serve(board: WorkerStatusBoard, size: int, done: Any) -> None:
-    """Chunks of ``size`` samples that take no time, until the parent writes to the second row."""
-    row, words = board.row(0), board.words
-    chunk = 0
-    while not words[board.row(1) + STARTED]:
-        chunk += 1
-        take(board, 0, 1, chunk)
-        number, base = 0, base_of(1, chunk)
-        while number < size:
-            words[row + STARTED] = number + 1
-            board.fence()
-            if base <= words[row + LIMIT] <= base + number:
-                words[row + STOPPED] = base + number
-                board.fence()
-                break
-            number += 1
-        words[row + CHUNK] = -1
-        done.send((chunk, number))
-
-
-def test_both_sides_agree_where_a_chunk_stops() -> None:
-    """A worker process and its parent, as fast as they can: nothing is begun that the parent was promised back."""
-    board, size = cleared_board(2), 3000
-    receiver, sender = _FORK.Pipe(duplex=False)
-    worker = _FORK.Process(target=_serve, args=(board, size, sender))
-    worker.start()
-    sender.close()
-    answers: dict[int, int] = {}
-    finished: dict[int, int] = {}
-    while len(answers) < 100:
-        chunk = board.words[board.row(0) + CHUNK]
-        if chunk > 0 and chunk not in answers:
-            answer = board.revoke(0, 1, chunk, keep=50 + chunk % 1000)
-            if answer is not None:
-                answers[chunk] = answer
-        while receiver.poll():
-            finished.update([receiver.recv()])
-    board.words[board.row(1) + STARTED] = 1
-    while True:
-        try:
-            finished.update([receiver.recv()])
-        except EOFError:
-            break
-    worker.join()
-    receiver.close()
-    board.close()
-    for chunk, answer in answers.items():
-        assert finished[chunk] <= answer, "a sample was begun that the parent believes to have taken back"
-        assert finished[chunk] >= 50, "fewer samples than any answer left to the worker"
-    unfinished = {chunk for chunk, done in finished.items() if done < size}
-    assert unfinished <= {*answers}, "a worker has stopped, and its parent does not know"
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(-3000, 9000), max_size=30))
 def test_the_ring_gives_back_in_order_across_its_end(steps: list[int]) -> None:
@@ -135,15 +78,6 @@ def test_the_ring_gives_back_in_order_across_its_end(steps: list[int]) -> None:
             received, waiting = sent, 0
     assert board.returned(0) == []
     board.close()
-
-
-def test_a_full_ring_refuses_and_loses_nothing(board: WorkerStatusBoard) -> None:
-    assert all(board.give_back(2, number) for number in range(_RING))
-    assert not board.give_back(2, -1)
-    assert board.give_back(1, 5), "the other workers' rings have room"
-    assert board.returned(2) == list(range(_RING))
-    assert board.give_back(2, 77)
-    assert board.returned(2) == [77]
 
 
 def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:

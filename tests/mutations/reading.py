@@ -86,7 +86,7 @@ raw bytes are kept beside the fields of their sample
 +        if not kept:
              going +=
 
-=== sources/memory_tier.py: sources/test_memory_tier.py
+=== sources/memory_tier.py: sources/test_service.py
 another policy's positions begin where the last one's ended (reverts d3026a6)
 -policy, self._at
 +policy, 0
@@ -196,7 +196,7 @@ what loaders that share keep takes each other's place
 -super().offer(len(self._copies), copy, now)
 +super().offer(item, copy, now)
 
-=== sources/shared_reads.py: sources/test_peers.py sources/test_peer_protocol.py
+=== sources/shared_reads.py: sources/test_peers.py
 every host keeps what another one owns
 -        if not self._whole.owns(copy.key):
 +        if False:
@@ -278,7 +278,7 @@ samples of another seed are taken
 -sample_seed(self._seeds[record.epoch], 0,
 +sample_seed(0, 0,
 
-=== sources/peers.py: sources/test_peers.py sources/test_peer_protocol.py
+=== sources/peers.py: sources/test_peers.py
 bytes of another host are believed
 -        if xxh3_64_intdigest(view) != checksum:
 +        if False:

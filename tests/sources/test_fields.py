@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -49,36 +48,6 @@ class Fields(Kept):
         """What its worker finds of fields."""
         there = [place for place in self.told[ticket] if place[0] != ASKED]
         return [found for place, found in zip(there, self.got(ticket), strict=True) if place[3] == FIELDS]
-
-
-def test_fields_that_were_asked_for_are_there_the_next_time() -> None:
-    bench = Fields(4)
-    bench.learn()
-    bench.wanted(0, 0, 3, "a")
-    bench.finish(0)
-    assert bench.asked(0) == [3]
-    assert bench.memory.counts()["copies"] == 0, "raw bytes are not kept of it"
-    bench.send(3)
-    bench.service.release([0])
-    bench.wanted(1, 1, 3, "a")
-    assert bench.fields(1) == [bytes([3]) * SIZE] and len(bench.told[1]) == 1
-    assert not bench.pool.under_way
-    counts = bench.memory.counts()
-    assert (counts["hits"], counts["misses"], counts["fields"]) == (1, 1, 1)
-    bench.service.release([1])
-    bench.check()
-
-
-def test_fields_for_which_there_is_no_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Fields(4)
-    bench.learn()
-    bench.wanted(0, 0, 3, "a")
-    bench.finish(0)
-    monkeypatch.setattr(bench.blocks, "allocate", Mock(side_effect=MemoryError))
-    bench.send(3)
-    assert bench.memory.counts()["copies"] == 0
-    bench.service.release([0])
-    bench.check()
 
 
 def test_raw_bytes_make_room_for_the_fields_of_their_sample() -> None:
@@ -152,9 +121,3 @@ def test_what_bounds_the_epoch_decides(read_s: float, all_or_none: bool) -> None
         choice.observe(3 * 4096 - HEAD, 1e-6 if read_s else 3 * MS, 4 * MS)
     choice.choose(RAW)
     assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
-
-
-def test_why_a_sample_has_none_is_told() -> None:
-    bench = Fields(4)
-    bench.service.receive(SentSample(3, why_not="a matrix"))
-    assert bench.keeping.why().endswith("; of 1 samples no fields: a matrix")

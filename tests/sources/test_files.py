@@ -63,16 +63,6 @@ class Reads:
 
 
 @in_a_loop
-async def test_each_of_several_is_told_of(sources: list[Source]) -> None:
-    async with Reads() as reads:
-        found = await reads.all(sources)
-        assert [each[2:] for _, each in sorted(found.items())] == [
-            (IN_PAGE_CACHE, NBYTES + number, None) for number in range(COUNT)
-        ]
-    assert not any(link.startswith(str(Path(sources[0].path).parent)) for link in open_links())
-
-
-@in_a_loop
 async def test_one_that_cannot_be_read_is_that_one_alone(sources: list[Source]) -> None:
     """One is not there, one is a folder, and of one a part is wanted that reaches beyond its end."""
     path = sources[3].path

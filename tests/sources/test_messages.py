@@ -1,4 +1,4 @@
-"""What loader and reader process say to each other: when, what together, and messages of any size."""
+"""Messages of any size between a loader and its reader process."""
 
 from __future__ import annotations
 
@@ -10,52 +10,6 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.sources.messages import LARGEST, MessageSocket
-from minato_gpu.sources.process import LATER_S, PLENTY, SOON_S, Notifier
-from minato_gpu.sources.reader import Outbox
-from minato_gpu.sources.service import Wanted
-
-PLACE = (4096, 100, 7, "a", 0, None)
-
-
-# --- when the reader process tells what has come ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tickets", "known", "delays"),
-    [
-        ((0, 1), 0, [SOON_S, None]),  # at first
-        ((900, 901, 902), 900, [LATER_S, None, None]),  # plenty is known
-        # one that comes late, which batches in order may be held up by
-        ((900, 901, 901 - PLENTY, 901 - PLENTY - 1, 902), 900, [LATER_S, None, None, SOON_S, None]),
-    ],
-)
-def test_how_soon_it_is_told(tickets: tuple[int, ...], known: int, delays: list[float | None]) -> None:
-    """Where so many tickets are ``known`` already."""
-    notifier = Notifier()
-    assert [notifier.add((each, (PLACE,)), known + at) for at, each in enumerate(tickets, 1)] == delays
-
-
-# --- what the loader says together -----------------------------------------------------------------------------
-
-
-def tickets(begin: int, count: int) -> list[Wanted]:
-    return [(number, number, (("a", number, 10),)) for number in range(begin, begin + count)]
-
-
-def test_what_is_near_the_window_or_missing_there_is_said_at_once() -> None:
-    outbox = Outbox()
-    outbox.want(0, [])
-    assert not outbox.is_due(0, missing=5) and outbox.take() == ([], [])
-    outbox.want(1000, tickets(1000, 4))
-    assert not outbox.is_due(0, missing=0)
-    assert outbox.is_due(500, missing=0)
-    outbox = Outbox()
-    outbox.release(0, [PLACE])
-    assert not outbox.is_due(500, missing=0)
-    assert outbox.is_due(500, missing=1)
-
-
-# --- messages --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

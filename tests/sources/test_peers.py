@@ -1,17 +1,19 @@
-"""Caches of several hosts as one: what is kept where, and what becomes of it as hosts leave and come back."""
+"""Caches of several hosts as one: what is kept where, what becomes of it as hosts leave and come back; and what hosts
+say to each other: nothing before the token, nothing wrong is believed, and noise ends a connection."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +21,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import peers
 from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code
 from minato_gpu.sources.peer_discovery import split_address
-from minato_gpu.sources.peers import MAGIC, REQUEST, PeerPool, PeerServer, owner_of
+from minato_gpu.sources.peers import ANSWER, CANNOT, MAGIC, READING, REQUEST, PeerPool, PeerServer, owner_of
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Ready, Service
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
@@ -148,26 +150,6 @@ def test_each_host_owns_an_equal_share_and_only_what_a_host_owned_moves() -> Non
 
 
 @in_a_loop
-async def test_a_host_without_memory_leaves_no_other_out(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hosts(2) as (one, other):
-        foreign = next(each for each in files[1:FILES] if one.peers._owner(each.key) == other.address)
-        with monkeypatch.context() as full:
-            full.setattr(one.reads.blocks, "allocate", Mock(side_effect=MemoryError))
-            assert await one.read(foreign) == [None]
-            assert one.peers.counts()["left_out"] == [] and one.peers.failed == 0
-        assert await one.read(foreign) == content([foreign])
-        assert one.service.from_peers == 1
-
-
-@in_a_loop
-async def test_what_its_owner_cannot_read_is_read_here_and_no_host_is_left_out(files: list[Source]) -> None:
-    async with hosts(2) as made:
-        for host in made:
-            assert await host.read(files[FILES]) == [None]
-        assert all(not host.peers.counts()["left_out"] for host in made)
-
-
-@in_a_loop
 async def test_a_host_that_leaves_costs_its_share_once(files: list[Source]) -> None:
     async with hosts(3) as made:
         await asyncio.gather(*(host.read(*files[:FILES]) for host in made))
@@ -243,3 +225,92 @@ async def test_a_connection_that_the_other_side_has_closed_costs_nobody_a_place(
             await asyncio.wait(sessions)
         counts = made[0].peers.counts()
         assert counts["asked"] > 0 == counts["failed"], counts["why"]
+
+
+# --- what hosts say to each other -----------------------------------------------------------------------------------
+
+
+async def meet(host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a host as a peer that knows the token."""
+    reader, writer = await asyncio.open_connection(*host.address.split(":"))
+    theirs, own = await reader.readexactly(len(MAGIC) + NONCE_BYTES), os.urandom(NONCE_BYTES)
+    nonces = theirs[len(MAGIC) :] + own
+    writer.write(own + code(b"client", nonces))
+    assert await reader.readexactly(CODE_BYTES) == code(b"server", nonces)
+    return reader, writer
+
+
+@in_a_loop
+async def test_an_owner_whose_storage_is_slow_says_that_it_is_reading(
+    files: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "BEAT_S", 0.01)
+
+    async with hosts(1) as [host]:
+        read, held = host.storage.submit, list[tuple[int, Source]]()
+        monkeypatch.setattr(host.storage, "submit", lambda *wanted: held.append(wanted))
+        reader, writer = await meet(host)
+        request = json.dumps(files[3].key).encode()
+        writer.write(REQUEST.pack(len(request)) + request)
+        for _ in range(3):
+            assert await reader.readexactly(ANSWER.size) == ANSWER.pack(READING, 0)
+        read(*held[0])
+        nbytes = READING
+        while nbytes == READING:
+            nbytes, _ = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+        assert await reader.readexactly(nbytes) == content([files[3]])[0]
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "knows", "why"),
+    [
+        (b"", False, "token"),
+        (ANSWER.pack(3, 0) + b"abc", True, "checksum"),
+        (ANSWER.pack(1 << 62, 0), True, "it sends 4611686018427387904 bytes"),
+        (ANSWER.pack(CANNOT, 0), True, ""),
+    ],
+)
+@in_a_loop
+async def test_a_peer_that_answers_wrongly_changes_nothing(
+    files: list[Source], says: bytes, knows: bool, why: str
+) -> None:
+    async with hosts(1) as [host]:
+        server = await asyncio.start_server(lambda r, w: impostor(r, w, knows, says), "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        host.peers.join(host.address, (host.address, address))
+        for source, data in zip(files[1:FILES], content(files[1:FILES]), strict=True):  # half of them are its own
+            assert await host.read(source) == [data]
+        assert why in host.peers.why and bool(host.peers.counts()["left_out"]) == bool(why)
+        server.close()
+
+
+@pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\n\r\n" * 20, bytes(NONCE_BYTES + CODE_BYTES)])
+@in_a_loop
+async def test_nothing_is_sent_to_whoever_does_not_know_the_token(files: list[Source], says: bytes) -> None:
+    async with hosts(1) as [host]:
+        reader, writer = await asyncio.open_connection(*host.address.split(":"))
+        request = json.dumps(files[3].key).encode()
+        writer.write(says + REQUEST.pack(len(request)) + request)
+        writer.write_eof()
+        said = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while more := await reader.read(1000):
+                said += more
+        assert said.removeprefix(MAGIC)[NONCE_BYTES:].strip(b"\0") == b""
+        writer.close()
+        assert host.server.served == 0
+
+
+@pytest.mark.parametrize(
+    "request_", [struct.pack("<I", 1 << 31), REQUEST.pack(4) + b"null", REQUEST.pack(6) + b"[1, 2]", REQUEST.pack(3)]
+)
+@in_a_loop
+async def test_noise_of_a_peer_ends_its_connection(files: list[Source], request_: bytes) -> None:
+    async with hosts(1) as [host]:
+        reader, writer = await meet(host)
+        writer.write(request_)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        assert await host.read(files[5]) == content([files[5]])

@@ -15,7 +15,7 @@ import pytest
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.pool import ReaderPool
-from minato_gpu.sources.remote import ATTEMPTS, Hedging, RemoteReads, is_final
+from minato_gpu.sources.remote import ATTEMPTS, RemoteReads, is_final
 from minato_gpu.sources.source import Source
 from tests.sources.loops import on_a_virtual_clock
 
@@ -272,14 +272,6 @@ async def test_where_much_is_there_already_little_is_asked_for_at_once() -> None
 
 
 # --- which requests are sent again -----------------------------------------------------------------------------
-
-
-def test_one_for_twenty_requests() -> None:
-    hedging, sent = Hedging(), 0
-    for _ in range(4000):
-        hedging.finished(0.05)
-        sent += hedging.take()
-    assert 195 <= sent <= 205
 
 
 def _with(error: BaseException, **attributes: Any) -> BaseException:

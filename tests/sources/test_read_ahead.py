@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,30 +70,6 @@ def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCa
     assert sorted(row[0] for row in got) == list(range(SAMPLES))
     assert caplog.text.count("is not read ahead") == 1
     assert 0 <= reads(loader)["by_workers"] - SAMPLES // 3 <= GONE
-
-
-@pytest.mark.parametrize("when", ["in an epoch", "between epochs"])
-def test_the_reader_ends_with_the_training_process(root: Path, when: str) -> None:
-    """Also where that is killed: its socket closes."""
-    child = os.fork()
-    if child == 0:
-        loader = loader_of(Files(root))
-        if when == "between epochs":
-            rows(loader)
-            reader: Any = loader._session.readers._reader
-        else:
-            iterator: Any = iter(loader)
-            next(iterator)
-            reader = iterator._engine.pump.reads.reader
-        (root / "pids").write_text(str(reader.process.pid))
-        time.sleep(600)
-    assert wait_until(lambda: (root / "pids").exists() and (root / "pids").read_text())
-    ended = os.pidfd_open(int((root / "pids").read_text()))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert select.select([ended], [], [], 20.0)[0]
-    os.close(ended)
-    (root / "pids").unlink()
 
 
 def test_what_a_sampler_raises_comes_where_it_came_without_reading_ahead(root: Path) -> None:

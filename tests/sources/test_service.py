@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.sources.memory_tier import Begun
+from minato_gpu.caching.future import Integers
+from minato_gpu.sources.memory_tier import Begun, OfItems
 from tests.conftest import half
 from tests.sources.by_hand import PAGE, SIZE, Bench, Kept, content, key
 
@@ -66,6 +67,37 @@ def test_a_copy_that_goes_while_it_is_in_use_stays_until_it_is_released() -> Non
     bench.check()
 
 
+class Rotated:
+    """Orders of ``keys`` samples: epoch 1 begins with sample 2."""
+
+    def __init__(self, keys: int) -> None:
+        self.keys = keys
+
+    def order(self, epoch: int) -> Integers:
+        return np.roll(np.arange(self.keys), -epoch - 1)
+
+
+def test_what_was_missed_before_the_policy_changed_is_not_taken_for_over() -> None:
+    """Its read ends in the next epoch, where it is needed first of all."""
+    bench = Kept(2, samples=4)
+    bench.service.begin(Begun(0, None, 1))
+    for sample in range(3):
+        bench.wanted(sample, sample, sample, f"{sample}")
+    bench.finish(0)
+    bench.finish(1)
+    bench.service.begin(Begun(1, Rotated(4), 2))
+    bench.wanted(3, 3, 2, "2")
+    assert bench.memory.counts()["policy"] == "next-use"
+    bench.finish(2)
+    assert {copy.key[0] for copy in bench.memory._copies.values()} == {"2", "0"}, "1 is needed last"
+
+
+def test_orders_of_items_follow_those_of_samples() -> None:
+    assert OfItems(Rotated(5), 4, 1).order(0) is None, "of another data set"
+    orders = OfItems(Rotated(5), 5, 2).order(0)
+    assert orders is not None and orders.tolist() == [1, 6, 2, 7, 3, 8, 4, 9, 0, 5]
+
+
 def test_what_was_read_is_written_and_stays_until_then() -> None:
     bench = Kept(1)
     for number, path in enumerate("abc"):
@@ -103,7 +135,7 @@ def test_a_copy_on_disk_that_is_not_wanted_soon_goes_as_it_is_used() -> None:
 class _Shares:
     """Orders of two shares; one for all, so that they are equal."""
 
-    def order(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def order(self, epoch: int) -> Integers:
         return np.random.default_rng(epoch).permutation(6)[:3]
 
 
@@ -125,11 +157,12 @@ def test_any_course(data: st.DataObject) -> None:
         elif step == "finish" and bench.pool.under_way:
             number = data.draw(st.sampled_from(sorted(bench.pool.under_way)))
             error = OSError() if data.draw(st.integers(0, 6)) == 0 else None
-            bench.finish(number, error=error, version=data.draw(st.sampled_from([None, b"1"])))
+            nbytes = data.draw(st.sampled_from([SIZE, SIZE, 0, 5 * PAGE]))
+            bench.finish(number, nbytes, error, data.draw(st.sampled_from([None, b"1"])))
         elif step == "release" and (there := sorted(wanted.keys() & bench.told.keys())):
             number = data.draw(st.sampled_from(there))
             assert {place[3] for place in bench.told[number]} <= set(wanted.pop(number))
-            assert bench.got(number) == [content(place[3], SIZE) for place in bench.told[number]]
+            assert bench.got(number) == [content(place[3], place[1]) for place in bench.told[number]]
             bench.service.release([number])
         elif step == "written" and bench.disk.waiting:
             bench.disk.finish()
