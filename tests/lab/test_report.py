@@ -113,14 +113,3 @@ def test_a_file_holds_plain_json_and_a_dash_is_standard_output(
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["report.json"]
     report.write({"a": 1}, "-")
     assert json.loads(capsys.readouterr().out) == {"a": 1}
-
-
-def test_whether_it_can_be_written_is_found_out_without_a_trace(tmp_path: Path) -> None:
-    (tmp_path / "old").write_text("old")
-    for name in ("new", "old", "some/folder/new"):
-        report.check_writable(tmp_path / name)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old", "old")]
-    with pytest.raises(OSError, match="something else than a file"):
-        report.check_writable(tmp_path)
-    with pytest.raises(NotADirectoryError):
-        report.check_writable(tmp_path / "old" / "new")

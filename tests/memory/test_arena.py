@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from minato_gpu.memory import arena as module
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.shared_memory import SharedMemory
 
 MIB = 1 << 20
 
@@ -76,24 +74,6 @@ def test_memory_is_taken_when_written_and_given_back_when_much_is_free(monkeypat
         fill(arena, block, MIB, number)
         assert arena.buffer[block + MIB - 1] == number
     arena.close()
-
-
-def test_the_system_grants_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of address space or file size: half of what there is stays the program's, and a small part stays whole."""
-    truncate, limit = os.ftruncate, 1 << 30
-
-    def limited(fd: int, nbytes: int) -> None:
-        if nbytes > limit:
-            raise OSError(errno.EFBIG, "File too large")
-        truncate(fd, nbytes)
-
-    monkeypatch.setattr(os, "ftruncate", limited)
-    memory, granted = SharedMemory.reserve("test", [1 << 36, 1 << 36, 4096])
-    assert granted == [1 << 27, 1 << 27, 4096] and memory.nbytes == sum(granted)
-    memory.close()
-    limit = 1 << 20
-    with pytest.raises(OSError, match="cannot map 64 MiB of shared memory"):
-        Arena("test")
 
 
 def test_the_next_owner_of_an_arena() -> None:

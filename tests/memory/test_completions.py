@@ -10,12 +10,9 @@ import pytest
 
 from minato_gpu.memory.completions import BLOB, IN_ROW, READY, ROW, TICKET_BYTES, Bell, Completions
 from minato_gpu.memory.status_board import (
-    ATTENTION,
     AWAITED_BEGIN,
     AWAITED_END,
     AWAITED_NEED,
-    CONSUMER,
-    NOBODY,
     WorkerStatusBoard,
 )
 from tests.memory.watched import Event, before, cleared_board, fenced, watch
@@ -139,13 +136,6 @@ def test_it_rings_once_enough_of_what_is_awaited_is_there(
     first, count = published
     bell.publish(first, [1.0] * count, 9.0, float(count), 0, None)
     assert (RING in bell.events) == rings
-
-
-@pytest.mark.parametrize("attention", [NOBODY, CONSUMER])
-def test_whoever_has_what_it_waits_for_need_not_be_woken(bell: NotedBell, attention: int) -> None:
-    bell._board.words[ATTENTION] = attention
-    bell.publish(0, [1.0, 1.0], 9.0, 2.0, 0, None)
-    assert bell.await_tickets(0, 4, 2)
 
 
 @pytest.mark.parametrize("locations", [None, [IN_ROW, (BLOB, 4096, 77), IN_ROW]])

@@ -118,15 +118,6 @@ def test_another_users_process_is_not_spoken_to(folder: PrivateFolder, monkeypat
             assert not is_ours(accepted)
 
 
-def test_one_at_a_time_has_the_lock(folder: PrivateFolder) -> None:
-    other = PrivateFolder()
-    with folder.locked(0.0), pytest.raises(TimeoutError, match="another process holds the lock"), other.locked(0.0):
-        pass
-    with other.locked(0.0):
-        pass
-    other.close()
-
-
 def test_one_that_answers_stays_and_so_does_that_of_a_process_that_lives(folder: PrivateFolder) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()

@@ -43,13 +43,6 @@ def take(board: WorkerStatusBoard, worker: int, run: int, chunk: int) -> None:
         board.words[row + word] = value
 
 
-def test_the_worker_at_a_chunk_is_found(board: WorkerStatusBoard) -> None:
-    take(board, 1, run=4, chunk=9)
-    assert board.find(4, 9) == 1
-    assert board.find(3, 9) is None, "the same number in an earlier run"
-    assert board.find(4, 8) is None
-
-
 def test_what_has_not_started_is_taken_back(board: WorkerStatusBoard) -> None:
     take(board, 0, run=1, chunk=5)
     board.words[board.row(0) + STARTED] = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import logging
@@ -164,21 +163,6 @@ def test_a_process_that_was_forked_writes_nothing(tmp_path: Path) -> None:
     assert said_by_a_child(child) == (4, 2)
     assert len(list(kept[1])) == 1
     assert len(read(tmp_path / "run.json").batches) == 2
-
-
-def test_a_full_disk_ends_the_trace_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def write(file: int, data: memoryview) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    loader: Any = DataLoader(NUMBERS[:8], 4, trace=tmp_path / "run.json")
-    batches = iter(loader)
-    monkeypatch.setattr("minato_gpu.observe.trace.os.write", write)
-    with caplog.at_level(logging.WARNING, "minato_gpu"):
-        assert len(list(batches)) == len(list(loader)) == 2
-    monkeypatch.undo()
-    assert "No space left" in caplog.text and caplog.text.count("hears nothing more") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.lab.top import JobState, NoAnswer, ask, ask_all
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.observe import shared_service, stats_socket
-from minato_gpu.util.threads import OwnThread
+from minato_gpu.observe import stats_socket
 from tests.observe.conftest import training
 from tests.support.concurrency import said_by_a_child
 from tests.support.leaks import check_scenario, open_links
@@ -86,18 +85,7 @@ def _left_early() -> None:
         break
 
 
-def _copied() -> None:
-    import copy
-
-    loader = _loader()
-    list(loader)
-    other = copy.copy(loader)
-    list(other)
-    del loader
-    assert len(ask(os.getpid()).loaders) == 1
-
-
-@pytest.mark.parametrize("scenario", [_whole_epochs, _left_early, _copied])
+@pytest.mark.parametrize("scenario", [_whole_epochs, _left_early])
 def test_nothing_stays_behind(runtime: Path, scenario: Any) -> None:
     check_scenario(scenario)
     assert _sockets(runtime) == []
@@ -195,20 +183,3 @@ def test_a_folder_that_cannot_be_trusted_is_said_and_training_goes_on(
     ]
     with pytest.raises(NoAnswer, match=r"no process can be asked: .* is a link"):
         ask(os.getpid())
-
-
-def test_where_no_more_threads_may_start_training_goes_on(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuses(thread: OwnThread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    loader = _loader()
-    with monkeypatch.context() as limited:
-        limited.setattr(shared_service, "OwnThread", type("Refused", (OwnThread,), {"start": refuses}))
-        iterator = iter(loader)
-    assert len(list(iterator)) == 8
-    assert [record.message for record in caplog.records] == [
-        "minato-gpu top cannot watch this process: can't start new thread"
-    ]
-    assert _sockets(runtime) == []

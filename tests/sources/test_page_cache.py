@@ -13,8 +13,7 @@ from minato_gpu import Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import page_cache
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
-from minato_gpu.sources.disk.filesystem import cached_bytes
-from minato_gpu.sources.page_cache import PageCache, bring_in, read
+from minato_gpu.sources.page_cache import PageCache, bring_in
 from minato_gpu.sources.reading import AT_HAND
 
 CONTENT = os.urandom(50_000)
@@ -22,37 +21,18 @@ CONTENT = os.urandom(50_000)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    file = tmp_path / "file"
-    file.write_bytes(CONTENT)
-    throw_out(file)
-    return file
-
-
-def throw_out(path: Path) -> None:
-    with path.open("r+b") as file:
+    """A file that the page cache does not have."""
+    made = tmp_path / "file"
+    made.write_bytes(CONTENT)
+    with made.open("r+b") as file:
         os.fsync(file.fileno())
         evict(file.fileno())
+    return made
 
 
 def brought(source: Source, where: PageCache | None = None) -> int | None:
     with Path(source.path.removeprefix("file://")).open("rb") as file:
         return bring_in(file.fileno(), source) if where is None else where.bring_in(file.fileno(), source)
-
-
-def test_what_has_gone_or_changed_is_not_read(path: Path) -> None:
-    source = Source(str(path))
-    brought(source)
-    throw_out(path)
-    with path.open("rb") as file:
-        if cached_bytes(file.fileno()) == 0:
-            found = read(source, len(CONTENT))  # what the kernel brings in meanwhile is the file's
-            assert found is None or found.tobytes() == CONTENT
-    brought(source)
-    with path.open("ab") as file:
-        file.write(b"more")
-    assert read(source, len(CONTENT)) is None
-    path.unlink()
-    assert read(source, len(CONTENT)) is None
 
 
 def test_where_nothing_stays_it_is_given_up(

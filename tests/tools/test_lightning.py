@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def _trainer(folder: Path, steps: int) -> Any:
+def saving_trainer(folder: Path, steps: int) -> Any:
     from pytorch_lightning import Trainer
     from pytorch_lightning.callbacks import ModelCheckpoint
 
@@ -41,7 +41,7 @@ def _trainer(folder: Path, steps: int) -> Any:
     )
 
 
-def _model() -> Any:
+def recording_model() -> Any:
     from pytorch_lightning import LightningModule
 
     class Model(LightningModule):
@@ -70,13 +70,13 @@ def _loader(mode: Mode) -> DataLoader[Any]:
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_a_checkpoint_in_the_middle_of_an_epoch(mode: Mode, tmp_path: Path) -> None:
     """Every sample exactly once in each epoch over both runs, with the content of a run that nobody interrupted."""
-    whole, first, second = _model(), _model(), _model()
-    _trainer(tmp_path / "whole", 2 * BATCHES).fit(whole, _loader(mode))
+    whole, first, second = recording_model(), recording_model(), recording_model()
+    saving_trainer(tmp_path / "whole", 2 * BATCHES).fit(whole, _loader(mode))
     stopped_at = BATCHES + 5
-    _trainer(tmp_path / "cut", stopped_at).fit(first, _loader(mode))
+    saving_trainer(tmp_path / "cut", stopped_at).fit(first, _loader(mode))
     loader = _loader(mode)
     checkpoint = str(tmp_path / f"cut/step={stopped_at}.ckpt")
-    _trainer(tmp_path / "cut", 2 * BATCHES).fit(second, loader, ckpt_path=checkpoint)
+    saving_trainer(tmp_path / "cut", 2 * BATCHES).fit(second, loader, ckpt_path=checkpoint)
     assert (len(first.seen), len(second.seen)) == (stopped_at, 2 * BATCHES - stopped_at)
     assert loader.stats()["batches_delivered"] == len(second.seen)
     seen = [*first.seen, *second.seen]
@@ -100,10 +100,10 @@ class _Stream(IterableDataset[list[torch.Tensor]]):
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined:UserWarning")
 def test_a_stream_with_a_length_is_not_read_ahead(tmp_path: Path) -> None:
     """Of a stream without one, the batch that Lightning has read ahead would be left out."""
-    whole, first, second = _model(), _model(), _model()
-    _trainer(tmp_path / "whole", BATCHES).fit(whole, DataLoader(_Stream(), BATCH))
-    _trainer(tmp_path / "cut", 5).fit(first, DataLoader(_Stream(), BATCH))
-    _trainer(tmp_path / "cut", BATCHES).fit(
+    whole, first, second = recording_model(), recording_model(), recording_model()
+    saving_trainer(tmp_path / "whole", BATCHES).fit(whole, DataLoader(_Stream(), BATCH))
+    saving_trainer(tmp_path / "cut", 5).fit(first, DataLoader(_Stream(), BATCH))
+    saving_trainer(tmp_path / "cut", BATCHES).fit(
         second, DataLoader(_Stream(), BATCH), ckpt_path=str(tmp_path / "cut/step=5.ckpt")
     )
     assert [*first.seen, *second.seen] == whole.seen

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
+from tests.contracts.datasets import Made, draw
 from tests.support import pages
+from tests.tools.test_lightning import recording_model, saving_trainer
 
 PAGE = "minato_gpu/manual/migrating.md"
 SAMPLES = 100
@@ -40,27 +42,12 @@ def test_accelerate(accelerate: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 def test_lightning(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("pytorch_lightning")
-    seen: list[float] = []
-
-    class Module(lightning.LightningModule):  # type: ignore[name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            seen.extend(batch.tolist())
-            return self.layer(batch[:, None]).mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 1e-3)
-
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **quiet
-    )
-    _run("Lightning", {"dataset": torch.arange(float(SAMPLES)), "trainer": trainer, "module": Module()}, tmp_path)
-    assert sorted(seen) == list(range(SAMPLES))
+    pytest.importorskip("pytorch_lightning")
+    module, batches = recording_model(), SAMPLES // 20
+    names = {"dataset": Made(SAMPLES, draw), "trainer": saving_trainer(tmp_path, batches), "module": module}
+    _run("Lightning", names, tmp_path)
+    assert len(module.seen) == batches
+    assert sorted(sample[0] for _, batch in module.seen for sample in batch) == list(range(SAMPLES))
 
 
 @pytest.mark.usefixtures("accelerate")

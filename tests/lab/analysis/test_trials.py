@@ -86,12 +86,6 @@ def test_an_epoch_goes_on_as_what_was_seen_of_it(small: Profile) -> None:
     assert tried.found[0].epoch_s == 10 * (4 + STEP_S)
 
 
-def test_without_time_nothing_is_tried_and_that_is_said(small: Profile) -> None:
-    subject = Subject()
-    tried, _ = _tried(subject, small, 0.0)
-    assert not subject.made and not tried.found
-
-
 def test_what_was_predicted_is_shown_beside_what_was_measured(small: Profile) -> None:
     predicted = {row["setting"]: row["epoch_s"] for row in answer(small, draws=1)}
     trials = [Trial(Setting(), predicted[0]), Trial(Setting(workers=2), 2.0 * predicted[2])]

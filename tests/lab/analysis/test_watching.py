@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,46 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
 import minato_gpu
-from minato_gpu import Field, Pipeline, Source, Stage
-from minato_gpu.lab.analysis import files, standalone
+from minato_gpu import Field, Pipeline, Stage
+from minato_gpu.lab.analysis import standalone
 from minato_gpu.lab.analysis.ranks import Lockstep, Ranks
 from minato_gpu.lab.analysis.standalone import Level
 from minato_gpu.lab.analysis.stopwatch import NoteBook, Stopwatch, Watched, watched, watched_pipeline
 from minato_gpu.lab.analysis.subject import Subject
-from tests.lab.analysis.scripts import data
-
-
-class Files:
-    """Samples are files' bytes."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-        self.told = ""
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.from_numpy(np.fromfile(self.paths[index], np.uint8).astype(np.float32))
-
-    def source(self, index: int) -> Source:
-        return Source(self.paths[index])
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self) -> None:
-        self.start = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.start, 10))
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> list[str]:
-    return sorted(map(str, Path(data(tmp_path / "data", 8, 5000)).iterdir()))
+from tests.contracts.datasets import Sourced
 
 
 @pytest.fixture
@@ -59,40 +28,16 @@ def book(tmp_path: Path) -> NoteBook:
     return NoteBook(str(tmp_path / "notes"), "sight")
 
 
-def test_workers_note_samples_files_and_bytes(paths: list[str], book: NoteBook) -> None:
-    watch = Stopwatch(book, looks=True)
-    dataset = watched(Files(paths), watch)
-    collate = watch.collating(default_collate)
-    loader: DataLoader[Any] = DataLoader(dataset, 2, num_workers=2, collate_fn=collate)
-    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    samples, batches = book.read()
-    assert sorted(seen.key for seen in samples) == list(range(8))
-    for seen in samples:
-        assert seen.opened.files == (paths[seen.key],)
-        assert seen.opened.nbytes == 5000 and seen.opened.requests == 1
-        assert seen.seconds >= seen.cpu_s > 0
-    assert len(batches) == 4 and all(batch.seconds >= batch.cpu_s > 0 for batch in batches)
-
-
-def test_attributes_are_those_of_the_data_set(paths: list[str], book: NoteBook) -> None:
-    own = Files(paths)
-    dataset = watched(own, Stopwatch(book, looks=False))
+def test_attributes_are_those_of_the_data_set(book: NoteBook) -> None:
+    own: Any = Sourced(8, str)
+    watch = Stopwatch(book, looks=False)
+    dataset = watched(own, watch)
     dataset.told = "by a worker_init_fn"
     assert own.told == dataset.told == "by a worker_init_fn"
-    assert len(dataset) == 8 and dataset.paths is own.paths
-    assert dataset.source(3) == Source(paths[3])
-    assert watched(Subset(own, [5]), Stopwatch(book, looks=False)).source(0) == Source(paths[5])  # type: ignore[arg-type]
-    assert not hasattr(dataset, "__getitems__") and not hasattr(watched([1], Stopwatch(book, looks=False)), "source")
+    assert len(dataset) == 8 and dataset.source(3) == watched(Subset(own, [5]), watch).source(0) == own.source(3)
+    assert not hasattr(dataset, "__getitems__") and not hasattr(watched([1], watch), "source")
     again = pickle.loads(pickle.dumps(dataset))
-    assert again[1].equal(own[1]) and again.told == own.told
-
-
-def test_an_error_is_the_samples_own(book: NoteBook) -> None:
-    dataset = watched([1], Stopwatch(book, looks=True))
-    with pytest.raises(IndexError, match="out of range"):
-        dataset[7]
-    assert dataset[0] == 1
-    assert [seen.key for seen in book.read()[0]] == [0]
+    assert again[1] == own[1] == "1" and again.told == own.told
 
 
 def test_stages_belong_to_their_sample(book: NoteBook) -> None:
@@ -134,12 +79,6 @@ def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
     assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
 
 
-def test_a_loader_like_a_stream(loader_class: Any, tmp_path: Any) -> None:
-    subject = Subject(loader_class(Stream(), 3), str(tmp_path))
-    assert subject.is_stream and subject.keys == [] and subject.length is None and subject.samples == 0
-    assert _values(subject.like("warm")) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-
-
 def test_arguments_are_kept_but_for_what_stays(tmp_path: Any) -> None:
     kind: Any = minato_gpu.DataLoader
     loader = kind(
@@ -156,30 +95,7 @@ def test_arguments_are_kept_but_for_what_stays(tmp_path: Any) -> None:
     assert torchs.collate_fn.args == (default_collate,) and torchs.collate_fn is not default_collate
 
 
-# --- the page cache, and what storage gives ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> list[str]:
-    return sorted(map(str, Path(data(tmp_path / "data", 40, 20_000)).iterdir()))
-
-
-def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None:
-    files.read_in(large, lambda: True)
-    if files.cached_share(large) is None:
-        pytest.skip("this kernel has no cachestat")
-    found = files.cached_share(large)
-    assert found is not None and found > 0.875
-    files.drop(large)
-    left = files.cached_share(large)
-    if left == 1.0:
-        pytest.skip("this file system is in memory")
-    assert left == 0.0
-    files.read_in(large, lambda: False)
-    assert files.cached_share(large) == 0.0
-    files.read_in([*large, str(tmp_path / "missing")], lambda: True)
-    share = files.cached_share([*large, str(tmp_path / "missing")])
-    assert share is not None and share > 0.9  # the kernel may have let a page go
+# --- what storage gives -----------------------------------------------------------------------------------------------
 
 
 def test_rate_and_latency_are_told_apart() -> None:

@@ -1,4 +1,5 @@
-"""``minato-gpu demo`` at toy size: the figures that it leaves add up."""
+"""``minato-gpu demo`` at toy size: the figures that it leaves add up; and its data set, real photographs of very
+different sizes, made once."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ import torch
 from click.testing import CliRunner, Result
 
 from minato_gpu.lab.cli import main
+from minato_gpu.lab.demo import photographs
 from minato_gpu.lab.demo.training import Tally
 
 COUNT, EPOCHS = 24, 2
+FEW = 15  # photographs, one for each class
 
 
 def _demo(*arguments: str | Path) -> Result:
@@ -107,3 +110,43 @@ def test_an_epoch_is_complete_when_every_class_came_as_often_as_it_has_samples(
         tally.add(torch.tensor([label]), torch.tensor([[1.0, 0.0]]), loss=float(label))
     assert tally.complete is complete and tally.samples == len(labels)
     assert tally.accuracy == labels.count(0) / len(labels) and tally.loss == sum(labels) / len(labels)
+
+
+# --- the photographs ------------------------------------------------------------------------------------------------
+
+
+def test_every_class_has_files_and_every_file_is_a_jpeg(finished: tuple[Path, Result]) -> None:
+    files = [*(finished[0] / "data").rglob("*.jpg")]
+    assert len(files) == COUNT and {file.parent.name for file in files} == set(photographs.SOURCES)
+    pixels = []
+    for file in files:
+        assert file.read_bytes()[:2] == b"\xff\xd8"
+        height, width, _ = cv2.imread(str(file)).shape
+        pixels.append(height * width)
+    assert max(pixels) / min(pixels) > 50
+
+
+@pytest.mark.parametrize("change", ["nothing", "count", "seed", "file lost"])
+def test_a_data_set_that_is_not_the_one_asked_for_is_made_anew(tmp_path: Path, change: str) -> None:
+    folder = tmp_path / "data"
+    photographs.make(folder, FEW, 0)
+    made = folder.stat().st_ino
+    if change == "file lost":
+        next(folder.rglob("*.jpg")).unlink()
+    count, seed = (FEW + 1 if change == "count" else FEW), (1 if change == "seed" else 0)
+    assert photographs.make(folder, count, seed)["seed"] == seed
+    assert len([*folder.rglob("*.jpg")]) == count
+    assert (folder.stat().st_ino == made) == (change == "nothing")
+
+
+def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.txt").write_text("keep me")
+    with pytest.raises(photographs.DataSetError, match="was not made by the demonstration"):
+        photographs.make(tmp_path / "data", FEW, 0)
+    assert (tmp_path / "data" / "thesis.txt").read_text() == "keep me"
+
+
+def test_too_few_files_for_the_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(photographs.DataSetError, match="at least 15 files"):
+        photographs.make(tmp_path / "data", 14, 0)

@@ -112,21 +112,6 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
-def test_what_cannot_be_read_just_now_drops_no_copy(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    keep(tier, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
-        assert held(tier, 1) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", refuse)
-        assert held(tier, 1) is None
-    assert tier.stats()["failed"] == 2 and tier.stats()["corrupt"] == 0
-    assert held(tier, 1) == content(1)
-
-
 @pytest.mark.parametrize("call", ["mkdir", "utime"])
 def test_a_disk_that_can_only_be_read_serves(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> int:
