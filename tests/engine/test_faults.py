@@ -16,20 +16,17 @@ LIMIT = 10.0
 
 
 class Shown:
-    """What workers show: by lane and number, since when they have been at what they are at."""
+    """What workers show: by number, since when they have been at what they are at."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self.watchdog = watchdog
         self.since: dict[int, float] = {}
-        self.device: float | None = None
         self.together = 1
 
     def look(self, now: float) -> list[Hung]:
         """What the watchdog says to it."""
-        told = {"cpu": [AtWork(n, Claim(1, n, 1, 0), since, self.together) for n, since in self.since.items()]}
-        if self.device is not None:
-            told["device"] = [AtWork(0, Claim(1, 7, 1, 0), self.device)]
-        return self.watchdog.look(now, told)
+        told = [AtWork(n, Claim(1, n, 1, 0), since, self.together) for n, since in self.since.items()]
+        return self.watchdog.look(now, {"cpu": told})
 
 
 @pytest.fixture

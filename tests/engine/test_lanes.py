@@ -60,7 +60,6 @@ class LaneBeside(Lane):
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def open(self, job: Any, links: Any) -> Iterable[Lane]:
-        """See LaneSource."""
         return [self]
 
     def tell(self, *messages: Message) -> None:
@@ -100,24 +99,20 @@ class LaneBeside(Lane):
         self.tell(ended._replace(layout=layout) if items else ended._replace(items=None))
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """See Lane."""
         self.all_tasks.append(task)
         self.tasks.append(task)
         self._on_task(self, task)
 
     def recall(self) -> None:
-        """See Lane."""
         with self._lock:
             tasks, self.tasks = self.tasks, []
         if tasks:
             self.tell(Recalled(tuple((task.run, task.chunk) for task in tasks)))
 
     def look(self) -> None:
-        """See Lane."""
         self._looks = True
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """See Lane."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._arrived)
         told = [self._told.popleft() for _ in range(len(self._told))]
@@ -127,28 +122,22 @@ class LaneBeside(Lane):
         return told
 
     def fds(self) -> list[int]:
-        """See Lane."""
         return [self._arrived]
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """See Lane."""
         self.replaced.append((worker, blocks))
         self.tell(Opened(1))
 
     def who(self, worker: int) -> str:
-        """See Lane."""
         return f"worker {worker} of {self.name}"
 
     def stack_of_hung(self, worker: int) -> str:
-        """See Lane."""
         return ""
 
     def stacks_at_work(self) -> str:
-        """See Lane."""
         return ""
 
     def close(self, timeout: float) -> bool:
-        """See Lane."""
         with self._lock:
             if self._arrived >= 0:
                 os.close(self._arrived)

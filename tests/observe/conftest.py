@@ -14,6 +14,7 @@ import pytest
 from minato_gpu.lab.top import LoaderState
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.observe.shared_service import LoaderSnapshot
+from minato_gpu.observe.telemetry import Telemetry
 from tests.support.programs import Program
 from tests.support.waiting import wait_until
 
@@ -54,27 +55,10 @@ def training(runtime: Path, count: int = 1) -> Iterator[list[Program]]:
 
 def stats(samples: int = 0, elapsed: float = 10.0, **more: Any) -> dict[str, Any]:
     """``stats()`` of a loader with one lane, which has delivered so many samples in so many seconds."""
-    times = {"p50": 0.25, "p95": 0.5, "p99": 0.75}
-    return {
-        "samples_expected": 1000,
-        "samples_delivered": samples,
-        "samples_failed": 0,
-        "samples_skipped": 0,
-        "samples_padded": 0,
-        "samples_repeated": 0,
-        "workers": {"died": 0, "hung": 0, "replaced": 0},
-        "batches_delivered": samples // 10,
-        "elapsed_s": elapsed,
-        "first_batch_s": None,
-        "lanes": {"cpu": lane(samples)},
-        "wait_s": {**times, "total": 0.0},
-        "stalls": {},
-        "lateness": {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0},
-        "bytes_in_flight": 12_000,
-        "bytes_in_flight_peak": 34_000_000,
-        "failures": [],
-        **more,
-    }
+    log = Telemetry(0.0)
+    log.expected, log.samples = 1000, samples
+    held = {"bytes_in_flight": 12_000, "bytes_in_flight_peak": 34_000_000}
+    return {**log.stats(elapsed), "lanes": {"cpu": lane(samples)}, **held, **more}
 
 
 def lane(samples: int, busy_share: float = 0.5, slots: int = 2) -> dict[str, Any]:
@@ -90,9 +74,9 @@ def lane(samples: int, busy_share: float = 0.5, slots: int = 2) -> dict[str, Any
     }
 
 
-def state(at_s: float, epoch: int = 0, name: str = "Photographs-1", **told: Any) -> LoaderState:
+def state(at_s: float, epoch: int = 0, **told: Any) -> LoaderState:
     """An answer, of a loader whose epoch began at 0 seconds."""
-    return LoaderState(name, epoch, at_s, stats(**{"elapsed": at_s, **told}))
+    return LoaderState("Photographs-1", epoch, at_s, stats(**{"elapsed": at_s, **told}))
 
 
 class Speaker:
@@ -104,5 +88,4 @@ class Speaker:
         self.says = told
 
     def snapshot(self) -> LoaderSnapshot | None:
-        """See Teller."""
         return self.says

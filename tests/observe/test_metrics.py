@@ -231,13 +231,9 @@ def test_a_counter_that_is_derived_does_not_fall_by_its_last_digit() -> None:
     ("given", "kind", "said"),
     [
         (True, TypeError, "metrics_port must be a port, a text or None, got True"),
-        (9090.0, TypeError, "metrics_port must be a port"),
         (-1, ValueError, "metrics_port=-1: a port is a number from 0"),
         (65536, ValueError, "to 65535"),
-        ("", ValueError, "is no host and port"),
         ("9090", ValueError, "is no host and port"),
-        (":9090", ValueError, "is no host and port"),
-        ("host:http", ValueError, "is no host and port"),
         ("host:²", ValueError, "is no host and port"),
         ("::1:9090", ValueError, r"or '\[::1\]:9090'"),
     ],

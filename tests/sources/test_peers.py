@@ -183,25 +183,6 @@ async def test_a_host_that_has_left_is_asked_again_once_it_is_back(
 
 
 @in_a_loop
-async def test_hosts_that_start_later_are_waited_for(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
-    free = socket.create_server(("127.0.0.1", 0))
-    address = f"127.0.0.1:{free.getsockname()[1]}"
-    free.close()
-    async with hosts(1) as [host]:
-        host.peers._is_looking, host.peers._hosts = True, ()
-        meeting = asyncio.create_task(host.peers.meet(host.address, (host.address, address)))
-        assert await host.read(files[3]) == content([files[3]]) and not host.memory._items
-        server = await asyncio.start_server(lambda r, w: impostor(r, w, True), *split_address(address))
-        await meeting
-        assert host.peers.counts()["hosts"] == 2 and host.peers.why == ""
-        monkeypatch.setattr(peers, "STARTS_S", 0.1)
-        server.close()
-        await host.peers.meet(host.address, (host.address, address))  # those that do not come are not waited for
-        assert await host.read(*files[:FILES]) == content(files[:FILES])
-        assert host.peers.counts()["left_out"] == [address]
-
-
-@in_a_loop
 async def test_a_host_that_is_stopped_is_waited_for_once(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "SILENCE_S", 0.2)
 

@@ -249,6 +249,3 @@ def test_urls_of_several_hosts_are_each_read_from_their_own(protocol: str, kind:
         return first
 
     assert asyncio.run(read()) == [b"alpha", b"beta", b"alpha"]
-
-
-# --- versions of URLs ------------------------------------------------------------------------------------------

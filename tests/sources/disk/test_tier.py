@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import subprocess
-import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,43 +134,36 @@ def test_a_disk_that_can_only_be_read_serves(path: Path, call: str, monkeypatch:
 # --- processes that are killed ---------------------------------------------------------------------------------
 
 
-def test_kills_at_any_instant(path: Path) -> None:
-    """Two processes write, replace, remove and read, and one is killed; nothing wrong is served, the budget holds, and
-    nothing of the dead stays."""
+def _work(path: Path, changes: int) -> None:
+    """Writes, replaces and removes copies, and dies before it changes a file once more than so often."""
+    made = count()
 
-    def work(seed: int) -> None:
-        draw, tier = random.Random(seed), DiskTier(path, BUDGET)
-        tier.begin_epoch()
-        while True:
-            number = draw.randrange(300)
-            version = b"%d" % draw.randrange(2)
-            if held(tier, number, version) not in (None, content(number)):
-                os._exit(1)
-            keep(tier, number, version=version)
-            if draw.random() < 0.1:
-                tier.remove([key(draw.randrange(300))])
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *what, **more: os._exit(1) if next(made) == changes else change(*what, **more)
 
-    draw = random.Random(1)
-    for turn in range(12):
-        children = []
-        for each in range(2):
-            child = os.fork()
-            if child == 0:
-                work(2 * turn + each)
-            children.append(child)
-        time.sleep(draw.uniform(0.02, 0.15))
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        assert disk_bytes(path) <= BUDGET
-        if turn % 3 == 0:
-            tier = DiskTier(path, BUDGET)
-            assert tier._account.count_all() == tier._account.look()
-            assert len([*path.glob("runs/*")]) == 1 and not [*path.glob("runs/*/[0-9]*")]
-            for number in kept(tier):
-                assert held(tier, number) in (None, content(number)), "of the other version, or whole"
-            assert not tier.stats()["corrupt"]
-            tier.close()
+    for name in ("mkdir", "pwrite", "pwritev", "rename", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+    tier = DiskTier(path, BUDGET)
+    tier.begin_epoch()
+    keep(tier, 1, 2)
+    keep(tier, 2, version=b"2")
+    tier.remove([key(1)])
+    tier.close()
+
+
+def test_a_death_at_any_moment(path: Path) -> None:
+    """Nothing wrong is served, the budget holds, and nothing of the dead stays."""
+    changes, has_ended = 0, False
+    while not has_ended:
+        has_ended = elsewhere(partial(_work, path, changes))
+        tier = DiskTier(path, BUDGET)
+        assert tier._account.count_all() == tier._account.look() and disk_bytes(path) <= tier.nbytes() <= BUDGET
+        assert len([*path.glob("runs/*")]) == 1 and not [*path.glob("runs/*/[0-9]*")]
+        assert all(held(tier, each) in (None, content(each)) for each in kept(tier)), "of the other version, or whole"
+        assert not tier.stats()["corrupt"]
+        tier.close()
+        changes += 1
+    assert changes > 15
 
 
 def test_what_a_dead_process_was_writing_is_removed_beside_a_living_one(path: Path, tier: DiskTier) -> None:
