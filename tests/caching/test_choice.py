@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -51,7 +52,8 @@ def test_the_choice_and_its_reason(given: dict[str, Any], policy: str, ahead: in
 
 # --- what is wanted soon ---------------------------------------------------------------------------------------
 
-EPOCHS = Listed(((0, 1, 2, 3), (4, 5, 6, 7), (0, 4, 8, 9), (1, 5, 8, 9)))
+KEYS, EPOCHS = 4000, 32
+LISTED = (0, 1, 2, 3), (4, 5, 6, 7), (0, 4, 8, 9), (1, 5, 8, 9)
 
 
 @pytest.mark.parametrize("orders", [Listed(((0,), (10,))), Listed(((0,), (-1,))), Listed(((0,),))])
@@ -71,7 +73,7 @@ class Counted(Listed):
 
 
 def test_each_order_is_drawn_once_until_something_changes() -> None:
-    first, again, other = Counted(EPOCHS.keys), Counted(EPOCHS.keys), Counted(EPOCHS.keys[::-1])
+    first, again, other = Counted(LISTED), Counted(LISTED), Counted(LISTED[::-1])
     soon = Soon(10)
     assert soon.begin(0, first, 1.5) and soon.begin(1, again, 2.0)
     assert (first.asked, again.asked) == ([1, 2, 3], []), "of the first: it has come further in drawing them"
@@ -92,22 +94,19 @@ def test_reach_takes_the_room_and_has_the_hits_that_the_bound_has(shards: float,
         assert sum(returns[:whole]) + part * returns[whole] == pytest.approx(bound(shards, share), abs=1e-6)
 
 
-def hits(policy: str, shards: int, share: float, keys: int, epochs: int = 32) -> float:
+def rate(hits: Sequence[int], orders: Shuffles) -> float:
     """Hit rate of the middle half of the epochs."""
-    orders = Shuffles(keys, shards, 1)
-    found = replay(policy, orders, share, epochs)
-    return sum(len(found[epoch]) for epoch in middle(epochs)) / len(middle(epochs)) / len(orders.order(0))
+    return sum(hits[epoch] for epoch in middle(EPOCHS)) / len(middle(EPOCHS)) / len(orders.order(0))
 
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75])
 def test_it_comes_within_two_hundredths_of_the_best(shards: int, share: float) -> None:
-    orders, epochs = Shuffles(4000, shards, 1), 32
-    best = most_hits([orders.order(epoch) for epoch in range(epochs)], int(share * 4000))
-    most = sum(best[epoch] for epoch in middle(epochs)) / len(middle(epochs)) / len(orders.order(0))
-    found = hits(ON_DISK, shards, share, 4000)
+    orders = Shuffles(KEYS, shards, 1)
+    most = rate(most_hits([orders.order(epoch) for epoch in range(EPOCHS)], int(share * KEYS)), orders)
+    found, first = (rate([*map(len, replay(policy, orders, share, EPOCHS))], orders) for policy in (ON_DISK, "minio"))
     assert 0.975 * most <= found <= most * 1.01, "of the middle half the best overall may have a little less"
-    assert found > 1.1 * hits("minio", shards, share, 4000)
+    assert found > 1.1 * first
 
 
 @given(shuffled_shares(), st.floats(0, 6))

@@ -37,9 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path.path
 
 
-def _of_rank(rank: int, monkeypatch: pytest.MonkeyPatch, workers: int = 1) -> HostCores:
+def _of_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> HostCores:
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    return HostCores.of_this_rank(workers)
+    return HostCores.of_this_rank(1)
 
 
 def test_jobs_have_pages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import IN_PAGE_CACHE, copy
+from minato_gpu.sources.blocks import copy
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.shared_reads import SharedReads, SharedTier
 from minato_gpu.sources.source import Source
@@ -58,11 +58,11 @@ class _Host:
         self.memory = SharedTier(pages * PAGE) if pages else None
         self.loaders = [_Loader(self, limit) for _ in range(loaders)]
 
-    def finish(self, path: str, error: BaseException | None = None, block: int = -1) -> None:
+    def finish(self, path: str, error: BaseException | None = None) -> None:
         """The read of this source ends, with bytes that tell which it is."""
         number = next(number for number, source in self.pool.waiting.items() if source.path == path)
-        source = self.pool.waiting.pop(number)
-        if error is None and block != IN_PAGE_CACHE:
+        source, block = self.pool.waiting.pop(number), -1
+        if error is None:
             block, view = self.reads.blocks.allocate(SIZE)
             view[:] = content(source.path, SIZE)
         self.reads.done(number, block, 0 if error else SIZE, error)

@@ -62,11 +62,11 @@ def written(folder: Path, body: str) -> str:
     return str(path)
 
 
-def data(folder: Path, count: int = 64, nbytes: int = 2000) -> str:
-    """A folder of that many files."""
+def data(folder: Path, count: int = 64) -> str:
+    """A folder of that many files, of 2000 bytes each."""
     folder.mkdir()
     for number in range(count):
-        (folder / f"{number:03}.bin").write_bytes(bytes([number % 251]) * nbytes)
+        (folder / f"{number:03}.bin").write_bytes(bytes([number % 251]) * 2000)
     return str(folder)
 
 

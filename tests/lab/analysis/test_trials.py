@@ -48,7 +48,7 @@ class Subject:
         return Loader()
 
 
-def _tried(subject: Subject, profile: Profile, seconds: float = 1e6) -> tuple[Trials, int]:
+def _tried(subject: Subject, profile: Profile) -> tuple[Trials, int]:
     """Trials that have run, with steps of two seconds, and how often they were saved."""
 
     def step_s() -> float:
@@ -57,7 +57,7 @@ def _tried(subject: Subject, profile: Profile, seconds: float = 1e6) -> tuple[Tr
 
     findings: Any = SimpleNamespace(subject=subject, batches_seen=4, files=[])
     saved: list[int] = []
-    tried = Trials(findings, profile, seconds, lambda: saved.append(1), lambda: subject.now)
+    tried = Trials(findings, profile, 1e6, lambda: saved.append(1), lambda: subject.now)
     for _ in tried.batches(step_s):
         pass
     return tried, len(saved)

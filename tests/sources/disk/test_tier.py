@@ -161,6 +161,7 @@ def test_a_death_at_any_moment(path: Path) -> None:
         assert len([*path.glob("runs/*")]) == 1 and not [*path.glob("runs/*/[0-9]*")]
         assert all(held(tier, each) in (None, content(each)) for each in kept(tier)), "of the other version, or whole"
         assert not tier.stats()["corrupt"]
+        tier.remove([key(1), key(2)])
         tier.close()
         changes += 1
     assert changes > 15
