@@ -121,7 +121,7 @@ def test_every_class_has_files_and_every_file_is_a_jpeg(finished: tuple[Path, Re
     pixels = []
     for file in files:
         assert file.read_bytes()[:2] == b"\xff\xd8"
-        height, width, _ = cv2.imread(str(file)).shape
+        height, width, _ = np.asarray(cv2.imread(str(file))).shape
         pixels.append(height * width)
     assert max(pixels) / min(pixels) > 50
 
