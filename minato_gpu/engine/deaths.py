@@ -58,7 +58,8 @@ class Deaths:
         self._singly.clear()
 
     def check_start(self, lane: str, exit_: Exit, claim: Claim) -> None:
-        """Raises WorkerDied if this is the last of ``STARTS`` workers in its place that ended before taking a task."""
+        """Counts the workers in a row that ended, in this one's place, before taking a task; raises WorkerDied for the
+        last of ``STARTS``."""
         number = lane, exit_.number
         self._failed_starts[number] = 0 if claim.chunk >= 0 else self._failed_starts[number] + 1
         if self._failed_starts[number] >= STARTS:
@@ -89,7 +90,8 @@ class Deaths:
         *,
         job: bool = False,
     ) -> Verdict:
-        """Decides which samples of a dead worker's task are given up; the others are to be prepared again.
+        """Notes what a worker has died at, and decides which samples of its task are given up; the others are to be
+        prepared again.
 
         ``spans`` are the task's samples, of which those from offset ``done`` to ``stop`` are not reported. ``job``: the
         task joins them to a batch. Raises WorkerDied for the last of ``LOOPS`` workers that died at none of them.

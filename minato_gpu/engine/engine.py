@@ -87,7 +87,8 @@ class Engine(Batches):
     def begin(self, source: EpochBatches, expected: int | None, *, prefetched: bool) -> None:
         """Starts an epoch of ``expected`` samples (None: not known). Raises what its sampler raises.
 
-        ``prefetched``: ``prefetch`` was given this very source, and the epoch goes on from there.
+        ``prefetched``: ``prefetch`` was given this very source, and the epoch goes on from there. Otherwise a new run
+        begins, and what is left of an earlier epoch is given up.
         """
         with self._lock:
             self._items.left.clear()

@@ -35,7 +35,8 @@ class Handover:
         judge: Judge | None,
         asked: float,
     ) -> Value:
-        """Returns the batch of these positions as the consumer sees it; the consumer has waited since ``asked``.
+        """Returns the batch of these positions as the consumer sees it, and counts it in ``log``; the consumer has
+        waited since ``asked``.
 
         Of samples that are delivered one by one it returns the first, or raises its error. Otherwise an error of
         handing the batch over becomes the batch's failure; of a batch that has one, or no samples, it returns None.
@@ -95,7 +96,8 @@ class ItemRun:
         return [(self._position, self._position + 1)]
 
     def next(self, log: Telemetry, asked: float) -> Value:
-        """Returns the next item as the consumer sees it. Raises what keeps it from being handed over."""
+        """Returns the next item as the consumer sees it, and counts it in ``log``; the consumer has waited since
+        ``asked``. Raises what keeps it from being handed over."""
         lent, positions, number = self.left.popleft(), self.span, self._number
         size = 1 if self._streams is None else self._streams.size_of(self._position, self._whole)
         self._number = number + 1

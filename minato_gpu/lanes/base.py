@@ -82,7 +82,7 @@ class Task(NamedTuple):
     ``kind``: run (prepare samples), inspect (host reads only), collate (the one piece, of a batch that is composed, is
     joined) or next (the next batches of the worker's own stream, of ``samples`` each; a stream's first task has its
     ``start``).
-    ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
+    ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one; else None.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
@@ -125,7 +125,7 @@ class Report(NamedTuple):
     ``final``: the worker is through with the chunk. ``items``: None when all samples are plain rows, else one for each.
     ``times``: the seconds that each sample cost without its waits for a core (None: all were cheap, or it is not
     known). ``own_s``: their sum (None: not known); ``seconds`` includes the waits.
-    ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where known.
+    ``begin`` and ``end`` are times of ``perf_counter``; ``ends``: of each sample, where known.
     ``layout``, ``prepared``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
     ``repeated``: samples that a device has run again.
     """

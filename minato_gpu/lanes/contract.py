@@ -12,7 +12,7 @@ What a lane promises:
   report, or not at all: then the revocation came too late, or the lane cannot take samples back.
 - An ``Exit`` comes after all reports of the worker. Its slot is gone until a replacement has ``Opened`` it.
 - Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
-- Times are those of this host's monotonic clock: a lane elsewhere puts right what its workers say.
+- Times are those of this host's ``perf_counter``: a lane elsewhere puts right what its workers say.
 - A lane that has not sent ``Opened`` takes tasks, but may do nothing with them for long.
 """
 
@@ -99,7 +99,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """What a worker is at, and since when on this host's monotonic clock.
+    """What a worker is at, and since when, as ``perf_counter`` of this host says.
 
     ``Claim.started`` is the number of the sample, counted from one; ``together``: how many samples it is at, at once.
     """

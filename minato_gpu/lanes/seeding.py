@@ -69,7 +69,8 @@ class Seeder:
             self._shown = torch.initial_seed()
 
     def begin_unseeded(self, samples: int) -> bool:
-        """Returns whether a chunk of this many samples may go unseeded; if so ``moved`` must be asked at its end."""
+        """Returns whether a chunk of this many samples may go unseeded. If so, the global generators are in step with
+        the second set, for which they are seeded if need be, and ``moved`` must be asked at the chunk's end."""
         if self._draws or (samples < _UNSEEDED_FROM and self._looked_at < _EVIDENCE):
             return False
         if not self._in_step:
