@@ -71,9 +71,11 @@ class Sleeping:
         return np.full(16, index)
 
 
-def second_epoch(cell: Cell, order: str, patch: pytest.MonkeyPatch, **more: Any) -> tuple[Cost, Counts]:
-    """Run two epochs; ``more`` arguments for the loader."""
-    batches = max(_BATCHES, 3 * cell.workers)  # more than the window holds
+def second_epoch(
+    cell: Cell, order: str, patch: pytest.MonkeyPatch, batches: int = 0, **more: Any
+) -> tuple[Cost, Counts]:
+    """Run two epochs of ``batches`` (0: as few as will do); ``more`` arguments for the loader."""
+    batches = batches or max(_BATCHES, 3 * cell.workers)  # more than the window holds
     costs_s = cell.costs_s(batches * BATCH_SIZE)
     bound_s = float(costs_s.sum()) / cell.workers
     lockstep = Lockstep(cell.workers, patch)
@@ -121,6 +123,12 @@ def test_an_epoch_ends_when_its_work_does(monkeypatch: pytest.MonkeyPatch) -> No
     long one. (With leases of one length, the end would cost 0.13; with the 8 workers of the first cell above 0.03.)"""
     cost, _ = second_epoch(Cell(32, 3, "half"), "in order", monkeypatch)
     assert cost.lost <= 0.01
+
+
+def test_batches_of_some_milliseconds_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an epoch that is long enough for it: one by one, each batch would be a task (0.0158 for a sample)."""
+    cost, _ = second_epoch(Cell(2, 0.08, "half"), "in order", monkeypatch, batches=320)
+    assert cost.training <= 6.1 and cost.tasks <= 0.0108 and cost.lost <= 0.001
 
 
 @pytest.mark.each_value

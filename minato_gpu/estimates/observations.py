@@ -33,7 +33,7 @@ def observe(
     if not lane.on_host:
         to.not_measured(spans)
         return
-    to.took(count, report.seconds)
+    to.took(count, report.seconds if report.own_s is None else report.own_s)
     if lane.kind == m.CPU and report.parts is None and chunk.stop < 0:
         _observe_whole(spans, report, to, of, copies)
     else:

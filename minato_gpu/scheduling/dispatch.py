@@ -223,10 +223,11 @@ class Dispatcher:
             return limit, target
         pace = self.intake.pace
         each, shares = lane.typical, 2 * max(pace.cpu_capacity, 1) / lane.speed
-        if self._window.together and lane.mean:
-            target = min(target, self._window.together * pace.batch * lane.mean)
         window = self._ledger.within(self.intake.pace.window)
         lease = pace.lease_s(each, window, uniform=lane.uniform)
+        if self._window.together and lane.mean:
+            group_s = self._window.together * pace.batch * (entry.cpu or each or lane.mean)
+            target, lease = min(target, group_s), max(lease, group_s if self._window.together > 1 else 0.0)
         if self.consumer_starves and entry.place is self.oldest:
             count = entry.place.waiting
             equal_s = ceil(pace.batch / shares) * (entry.cpu or each) if lane.uniform else 0.0

@@ -50,7 +50,7 @@ class LaneState:
         self.slow: set[int] = set()  # chunks of one predicted-slow sample
         known = known or LaneCosts(0, 0.0, 0.0)
         self._measurements, self.mean, self._variance, self.speed, self.lease_s = known
-        self._own_mean = self.mean  # without waits for a core
+        self.own_mean = self.mean  # seconds of a sample without waits for a core
         self._predicted = self._took = 0.0  # recent seconds, predicted of its kind and measured
         self._leases = 0  # timed leases, up to _LEASES
         self._update_spread()
@@ -84,8 +84,8 @@ class LaneState:
         self._measurements += samples
         weight = max(samples / (samples + 100), samples / self._measurements)
         self.mean += (seconds / samples - self.mean) * weight
-        error = (seconds if own_s is None else own_s) / samples - self._own_mean
-        self._own_mean += error * weight
+        error = (seconds if own_s is None else own_s) / samples - self.own_mean
+        self.own_mean += error * weight
         if self._measurements > samples:
             self._variance += (samples * error * error - self._variance) * weight
         self._update_spread()
@@ -126,9 +126,9 @@ class LaneState:
 
     @property
     def cheap(self) -> bool:
-        """True when samples take under 100 microseconds on average, so that leases end soon; also while none is
-        known."""
-        return self.mean < _CHEAP_S
+        """True when samples take under 100 microseconds on average, without waits for a core, so that leases end soon;
+        also while none is known."""
+        return self.own_mean < _CHEAP_S
 
     def predict(self, entry: Entry) -> float:
         """Returns the seconds per sample of the entry on its kind of lane; 0.0 when nothing is known."""

@@ -278,8 +278,8 @@ class Scheduler:
         window.saves = lane.varied and not self.policy.max_lateness
         if lane.is_device:
             self.interference.worked(event.seconds)
-        elif window.together and lane.helps and (window.wanted > 1 or lane.cheap):
-            window.measured(lane.mean * self._intake.pace.batch, self.policy.chunk_s)
+        elif window.together and lane.helps:
+            window.measured(lane.own_mean * self._intake.pace.batch, self._intake.group_s(lane.own_mean))
 
     def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
         """Updates the speed and the lease time of a remote lane."""

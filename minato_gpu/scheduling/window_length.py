@@ -11,9 +11,10 @@ Simulated, two workers, strict order, relative to the bound (window fixed at 4 b
 0.975, load 81 % 0.979 / 0.991 / 0.991; 0.1 % take 1,000 times as long, unforeseen, 0.651 / 0.944 / 0.949. With a
 lateness of 8 batches 0.978, 0.997 and 0.862 / 0.898 / 0.971: there it grows only while the consumer waits.
 
-In strict order it also grows where a whole batch is less work than a dispatch is worth. Then ``together`` batches are
+In strict order it also grows where a whole batch is little work (``Policy.group_s``). Then ``together`` batches are
 admitted at once, so that one dispatch, one wake-up and one report serve several batches; the window holds two such
-groups for each worker. A window that may not grow is used for it as it is.
+groups for each worker. A window that may not grow is used for it as it is. Measured, batches of 5 ms, two workers on
+two cores: 12 us of the training process a sample without groups, 8 with groups of 20 ms; 6 % more samples/s.
 
 Rejected: a long window from the start, which draws samplers far ahead and uses memory where all samples are alike.
 Growing only while the consumer waits: 0.925 at a load of 105 %.
@@ -59,13 +60,13 @@ class WindowLength:
             self.longest = max(self.longest, self.extra)
             self.grown = True
 
-    def measured(self, batch_s: float, dispatch_s: float) -> None:
-        """Sets how many batches, of ``batch_s`` seconds of work each, are worth a dispatch (of ``dispatch_s``).
+    def measured(self, batch_s: float, group_s: float) -> None:
+        """Sets how many batches, of ``batch_s`` seconds of work each, make a group of ``group_s`` seconds.
 
         For strict order alone, where ``together`` is not 0.
         """
         if batch_s > 0:
-            self.wanted = max(1, min(_MOST_TOGETHER, int(dispatch_s / batch_s)))
+            self.wanted = max(1, min(_MOST_TOGETHER, int(group_s / batch_s)))
             self._group()
 
     def delivered(self, batches: int, in_flight: int, batch_bytes: float) -> None:
