@@ -85,7 +85,8 @@ def test_no_further_than(nbytes: int, more: dict[str, Any]) -> None:
     one = loader(dataset, sampler, **more)
     next(iter(one))
     assert sampler.drawn <= _FIXED + 4, "the window, and the batch that followed on the first one"
-    assert one.stats()["window"]["longest"] == 4
+    # the budget has room for one more batch once the first is delivered
+    assert 4 <= one.stats()["window"]["longest"] <= 4 + ("host_memory_budget" in more)
 
 
 def test_an_error_of_the_sampler_comes_no_sooner() -> None:
