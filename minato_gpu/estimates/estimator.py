@@ -111,7 +111,7 @@ class Estimator:
         return bool(self._features)
 
     def took(self, samples: int, seconds: float) -> None:
-        """Notes that ``samples`` samples took ``seconds`` in all, on any lane: without waits for a core, where these are
+        """Notes that ``samples`` samples took ``seconds`` in all, on any lane, without waits for a core if those are
         known."""
         self._samples += samples
         self._mean += (seconds / samples - self._mean) * max(samples / self._samples, samples / (samples + 200))
