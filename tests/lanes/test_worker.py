@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -141,42 +141,25 @@ def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(lin
     assert sample["x"].tolist() == [33.0] * 3, "no stage is applied twice"
 
 
-_SOURCES: dict[str, Callable[[], float]] = {
-    "random": random.random,
-    "numpy": np.random.random_sample,
-    "torch": lambda: torch.rand((), dtype=torch.float64).item(),
-}
-
-
 @pytest.mark.parametrize("stage", [False, True], ids=["data set", "stage"])
-@pytest.mark.parametrize("rows", [True, False], ids=["rows", "blobs"])
-@pytest.mark.parametrize(("first", "source"), [(0, "random"), (13, "numpy"), (29, "torch")])
-def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
-    links: WorkerChannels, source: str, first: int, rows: bool, stage: bool
-) -> None:
-    """Same content as from chunks of one; samples before the first draw and the memory of the first try included."""
+def test_a_chunk_that_drew_is_done_again_and_the_first_try_leaves_nothing(links: WorkerChannels, stage: bool) -> None:
+    """Content is as from chunks of one, also of samples before the first draw."""
     calls: list[int] = []
 
     def make(key: int) -> Any:
         calls.append(key)
-        return {"key": key, "draw": _SOURCES[source]() if key >= first else -1.0}
+        return {"draw": random.random() if key >= 13 else -1.0}
 
     what = job(make)
     if stage:
-        made = Stage("make", ("n",), {"key": Field(object), "draw": Field(object)}, lambda fields, _: make(fields["n"]))
-        what = job(lambda key: {"n": key}, pipeline=Pipeline((made,), outputs=("key", "draw")))
-    bench = Bench(links, what)
-    slab = Slab(links, {"key": 1, "draw": 1.0}, 30)
-    one = piece(range(30), slab=slab.offset if rows else -1)
-    got = bench.run(task(one, layout=slab.bytes if rows else None))
-    views = slab.layout.views(links.engine_arena.buffer, slab.offset, 30)
-    samples = [slab.layout.read(views, row, None) for row in range(30)] if rows else values(bench, got)
+        made = Stage("make", ("n",), {"draw": Field(object)}, lambda fields, _: make(fields["n"]))
+        what = job(lambda key: {"n": key}, pipeline=Pipeline((made,), outputs=("draw",)))
+    bench, other = Bench(links, what), Bench(links, what, number=1)
+    found = values(bench, bench.run(task(piece(range(30)))))
     assert len(calls) > 30, "the chunk was not tried without seeds first"
-    other = Bench(links, what, number=1)
     alone = [values(other, other.run(task(piece([key], position=key), chunk=key + 2)))[0] for key in range(30)]
-    assert samples == alone
-    if not rows:
-        assert bench.arena is not None and bench.arena.allocated == 30 * 4096, "blobs of the first try were not freed"
+    assert found == alone
+    assert bench.arena is not None and bench.arena.allocated == 30 * 4096
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
