@@ -82,13 +82,13 @@ def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, text)
+    write_whole(target, text.encode())
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all, in UTF-8. Raises OSError where ``path`` cannot be written."""
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that appears whole or not at all. Raises OSError where ``path`` cannot be written."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(data)
     partial.replace(path)
 
 

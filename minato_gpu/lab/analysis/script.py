@@ -19,6 +19,7 @@ from time import monotonic, sleep
 from typing import Literal
 
 from minato_gpu.lab.analysis.profile import Profile, Trial
+from minato_gpu.lab.report import write_whole
 
 Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
 """The state of an analysis: "starting" until a loader is chosen, then "measuring". At its end "complete", or why it is
@@ -63,9 +64,7 @@ class Result:
 
     def leave(self, folder: Path) -> None:
         """Writes the result, whole or not at all."""
-        partial = folder / f"rank-{self.rank}.partial"
-        partial.write_bytes(pickle.dumps(self))
-        partial.replace(folder / f"rank-{self.rank}")
+        write_whole(folder / f"rank-{self.rank}", pickle.dumps(self))
 
 
 def result_of(folder: Path, rank: int) -> Result | None:

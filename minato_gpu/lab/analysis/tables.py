@@ -117,7 +117,7 @@ def write_page(path: Path, what: str, document: Mapping[str, JSON], results: Seq
         console.print("\nAn epoch in other settings, predicted:", markup=False)
         show_answers(console, document["whatif"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, console.export_html())
+    write_whole(path, console.export_html().encode())
 
 
 def _profiles(results: Sequence[Result]) -> list[Profile]:

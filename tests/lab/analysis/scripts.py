@@ -71,7 +71,7 @@ def data(folder: Path, count: int = 64) -> str:
 
 
 class Forked(Program):
-    """A script's process in place of that which ``analysis.running`` starts: one that need not import torch."""
+    """A script's process in place of that which ``script.started`` starts: one that need not import torch."""
 
     def __init__(self, order: ScriptOrder) -> None:
         super().__init__("minato_gpu.lab.analysis.child", order.text(), at_once=True)
