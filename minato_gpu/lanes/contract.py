@@ -288,7 +288,7 @@ class LaneSource(Protocol):
 
     @property
     def slots(self) -> int:
-        """The CPU workers that these lanes have together."""
+        """Number of CPU workers that these lanes have together."""
 
     def open(self, job: Job, links: WorkerChannels) -> Iterable[Lane]:
         """Opens lanes that prepare samples as ``job`` says, and put them where ``links`` has room for them."""

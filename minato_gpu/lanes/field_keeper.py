@@ -21,7 +21,7 @@ from minato_gpu.sources.sent_samples import SentSample
 class FieldKeeper:
     """Prepares samples with kept fields, and sends the reader process fields to keep.
 
-    ``end``: the socket to the reader process. ``seeder``: of a worker process.
+    ``end``: the socket to the reader process. ``seeder``: that of a worker process; None in a thread.
     """
 
     def __init__(self, pipeline: Pipeline, end: socket.socket, seeder: Seeder | None) -> None:

@@ -30,7 +30,7 @@ from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import Key, Origin, Value, sample_seed
 
 Put = Callable[[int, Value], Item]
-"""Stores the sample of an offset in the piece; returns where."""
+"""A function that stores a sample, by its offset in the piece, and returns where."""
 
 
 class Placement:

@@ -13,7 +13,7 @@ import torch
 
 
 def packed(data: bytes) -> str:
-    """Returns bytes as text."""
+    """Returns bytes as base64 text."""
     return base64.b64encode(data).decode("ascii")
 
 
