@@ -19,8 +19,6 @@ hand_over (it is the lane that takes over), sleep (it signals each finished task
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import sys
 import threading
@@ -95,7 +93,7 @@ class DeviceLane(Lane):
             for split in (pipeline.host_prefix, *pipeline.cuts)
         }
         self._built_first = [pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())]  # split points
-        self._transfers = transfers
+        self._links, self._transfers = links, transfers
         self._work = DeviceWork(
             pipeline,
             self._executors,
@@ -113,7 +111,6 @@ class DeviceLane(Lane):
         self._progress_wanted = False  # ``look`` was called: answer with Progress
         self._offered = Offers(frozenset())
         self._unreported: dict[tuple[int, int], Task] = {}  # tasks that are not reported, by run and chunk
-        self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
         self._may_retire = may_retire
         self.retired = self._gave_up = False
@@ -152,8 +149,6 @@ class DeviceLane(Lane):
         at once, so ``only`` is ignored."""
         if self._thread is None:
             return []
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._arrived)
         if self._takes_parts:
             self._post_offers()
         messages: list[Message] = [self._messages.popleft() for _ in range(len(self._messages))]
@@ -167,9 +162,6 @@ class DeviceLane(Lane):
         if offers != self._offered:
             self._offered = offers
             self._messages.append(offers)
-
-    def fds(self) -> list[int]:
-        return [self._arrived]
 
     def who(self, worker: int) -> str:
         return f"{self.name} lane (a thread of the training process)"
@@ -209,7 +201,6 @@ class DeviceLane(Lane):
         self._unreported.clear()
         for executor in self._executors.values():
             executor.close()
-        os.close(self._arrived)
         return True
 
     # --- the thread ----------------------------------------------------------------------------------------
@@ -307,7 +298,7 @@ class DeviceLane(Lane):
 
     def _post(self, message: Message) -> None:
         self._messages.append(message)
-        os.eventfd_write(self._arrived, 1)
+        self._links.announce(message)
 
     def offers(self, split: int) -> bool:
         """Returns True when samples handed over at ``split`` would find their graph built, and the lane has not

@@ -289,8 +289,9 @@ def build_engine(
         )
         engine = Engine(parts)
         undo.pop_all()
+    # a lane that has opened may have imported DALI, which cleans up as Python ends
+    engine.pump.on_open = functools.partial(_close_at_exit, engine)
     engine.on_close = closed_at_exit(engine.close)
-    engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
     return engine
 
 

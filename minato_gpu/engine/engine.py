@@ -19,8 +19,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover
-from minato_gpu.engine.host_share import PERIOD_S
-from minato_gpu.engine.lane_watch import LaneWatch
+from minato_gpu.engine.host_share import PERIOD_S, HostShare
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
@@ -30,18 +29,14 @@ from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.scheduling import messages as m
-from minato_gpu.util.threads import OwnThread, await_event
+from minato_gpu.scheduling.spans import Span
+from minato_gpu.util.threads import OwnThread
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
+from minato_gpu.window.records import Batch
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
 _LOOK_S = 10e-3  # for so long a wait goes on for the cause that it had
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
-
-
-def _wait(wake: int) -> bool:
-    """Waits until the pump thread is woken. Returns False, as there is nothing to look after meanwhile."""
-    await_event(wake)
-    return False
 
 
 class Engine(Batches):
@@ -54,10 +49,7 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         settings = parts.settings
         replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
-        reads = () if pump.reads is None else (pump.reads.fd,)
-        # for the pump thread: descriptors of lanes and readers that do not ring the workers' bell
-        self._own_fds = LaneWatch(pump.lanes.values(), reads)
-        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
+        self._minder = WorkerSupervisor(pump, parts.links.wake, replaces=replaces, watchdog=parts.watchdog)
         self._handover = Handover(parts)
         self._items = self._handover.items
         self._timeout = settings.timeout
@@ -67,13 +59,9 @@ class Engine(Batches):
         self.closed = False  # whether it has ended
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
-        self._consumer_fds = LaneWatch(pump.lanes.values())
-        if self._consumer_fds.any:
-            self._poll.register(self._consumer_fds.fileno(), select.POLLIN)
-        rings = (fd for lane in pump.lanes.values() if lane.rings for fd in lane.fds())
-        lanes = (*rings, *(fd for lane in pump.lanes.values() for fd in lane.fault_fds()))
+        reads = () if pump.reads is None else (pump.reads.fd,)
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.issued_fd,)
-        for fd in (*lanes, *loading, *reads):
+        for fd in (parts.links.consumer_wake, *self._minder.exit_fds, *loading, *reads):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())
         self._left = 0.0  # when the consumer got its last batch
@@ -133,7 +121,7 @@ class Engine(Batches):
         engine's; WorkerDied or WorkerHung for a worker that is not replaced; and EndOfEpoch once closed.
         """
         asked()
-        started, epochs = perf_counter(), self.epochs
+        started = perf_counter()
         self.delivered = None
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -145,30 +133,9 @@ class Engine(Batches):
         with self._lock:
             if self.closed:
                 raise EndOfEpoch
-            epochs.raised.raise_kept()
-            epoch = epochs[number]
-            at_hand = self._at_hand(epoch)
-            wait = None if at_hand else self._await(epoch, started)
-            if epoch.end == epochs.order:
-                self.log.ended(perf_counter())
-                self._attention()
-                raise EndOfEpoch
-            order, batch = epochs.order, self.assembly.take(epochs.order)
-            if wait is not None:
-                self.log.longest_waits.add(wait, order - epoch.first_order, batch.dealt)
-            positions = self.delivered = epoch.positions(batch.dealt)
-            away = started - self._left if order > epoch.first_order else 0.0
-            epochs.delivered(away, batch)
-            # what a delivery leaves to be done may wait until batches are drawn again
-            drawn = epochs.draw_on() or not at_hand or self.assembly.loading is not None
-            if self._count is not None and self._count.delivered(
-                perf_counter(), batch.size, self.pump.run.scheduler.idle_slots
-            ):
-                self._resize(self._count.workers)
-            self._look_at_host()
-            trains = drawn and at_hand and away > _TRAINS_S
-            if drawn and not trains:
-                self._follow_up(pumped=wait is not None)
+            self.epochs.raised.raise_kept()
+            epoch = self.epochs[number]
+            batch, positions, trains = self._take(epoch, started)
         self.last_good = batch.good
         try:
             value = self._handover(self.log, epoch, batch, positions, judge, started)
@@ -180,13 +147,40 @@ class Engine(Batches):
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
 
-    def _follow_up(self, *, pumped: bool) -> None:
-        """Does what a delivery has left to be done, in the consumer's time. ``pumped``: reports have just been read."""
-        self._links.board.words[ATTENTION] = NOBODY
-        if not pumped:
-            self._pump()
-        self._settle()
-        self._attention()
+    def _take(self, epoch: Epoch, started: float) -> tuple[Batch, list[Span], bool]:
+        """Waits for the epoch's next batch and takes it; returns it and its positions. Raises as ``next``.
+
+        Does what the delivery leaves to be done, unless it also returns True: then the pump thread is to do that, as
+        the consumer trains meanwhile.
+        """
+        epochs, at_hand = self.epochs, self._at_hand(epoch)
+        wait = None if at_hand else self._await(epoch, started)
+        if epoch.end == epochs.order:
+            self.log.ended(perf_counter())
+            self._attention()
+            raise EndOfEpoch
+        order, batch = epochs.order, self.assembly.take(epochs.order)
+        if wait is not None:
+            self.log.longest_waits.add(wait, order - epoch.first_order, batch.dealt)
+        positions = self.delivered = epoch.positions(batch.dealt)
+        away = started - self._left if order > epoch.first_order else 0.0
+        epochs.delivered(away, batch)
+        # what a delivery leaves to be done may wait until batches are drawn again
+        drawn = epochs.draw_on() or not at_hand or self.assembly.loading is not None
+        if self._count is not None and self._count.delivered(
+            perf_counter(), batch.size, self.pump.run.scheduler.idle_slots
+        ):
+            self._resize(self._count.workers)
+        if self._share is not None:
+            self._look_at_host(self._share)
+        trains = drawn and at_hand and away > _TRAINS_S
+        if drawn and not trains:
+            self._links.board.words[ATTENTION] = NOBODY
+            if wait is None:  # else reports have just been read
+                self._pump()
+            self._settle()
+            self._attention()
+        return batch, positions, trains
 
     def _next_item(self, started: float) -> Value:
         """Returns the next sample of the batch that was taken last, whose samples are delivered one by one."""
@@ -239,10 +233,10 @@ class Engine(Batches):
                 self._count.waited(cause, seconds)
         return wait
 
-    def _look_at_host(self) -> None:
-        """Puts as many workers to work as this rank's share of the host's cores is now, where ranks share them."""
-        if self._share is not None and self._share.look(perf_counter(), self.pump.run.scheduler.batches_ready):
-            self._resize(self._share.workers)
+    def _look_at_host(self, share: HostShare) -> None:
+        """Puts as many workers to work as this rank's share of the host's cores is now."""
+        if share.look(perf_counter(), self.pump.run.scheduler.batches_ready):
+            self._resize(share.workers)
 
     def _resize(self, workers: int) -> None:
         """Puts so many workers to work from now on."""
@@ -263,7 +257,8 @@ class Engine(Batches):
         """
         now = perf_counter()
         wake = self.pump.run.scheduler.wake_at()
-        self._look_at_host()
+        if self._share is not None:
+            self._look_at_host(self._share)
         self._minder.raise_broken()
         self.pump.check_lanes()
         end = started + self._timeout if self._timeout > 0 else None
@@ -278,8 +273,6 @@ class Engine(Batches):
         if not self.pump.faults:
             if self.pump.listen():
                 return
-            if self._consumer_fds.any:
-                self._consumer_fds.arm()
             ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
             if any(fd in self._minder.exit_fds for fd, _ in ready):
                 self._pump()
@@ -308,8 +301,7 @@ class Engine(Batches):
         """Runs the pump thread: serves while the consumer is away and the board asks for attention."""
         look_at: float | None = None
         while True:
-            waits = self._minder.watches or look_at is not None
-            watch = self._minder.wait(self._links.wake, look_at) if waits else _wait(self._links.wake)
+            watch = self._minder.wait(look_at)
             with self._lock:
                 if self.closed:
                     return
@@ -332,8 +324,9 @@ class Engine(Batches):
         if watch:
             self._minder.keep_watch(self.log)
             self._attention()
-        if self.epochs.due or self._links.board.words[ATTENTION] or self._minder.heard:
-            self._look_at_host()
+        if self.epochs.due or self._links.board.words[ATTENTION] or self._minder.heard or self.pump.loading:
+            if self._share is not None:
+                self._look_at_host(self._share)
             self._pump()  # first: which lanes are idle decides what is made of the room that a delivery has left
             self._settle()
             look_at = self._look_at()
@@ -346,15 +339,14 @@ class Engine(Batches):
         words = self._links.board.words
         if not self.pump.needs_attention:
             words[ATTENTION] = NOBODY
-            self._own_fds.arm(self.pump.loading)
             return
         self.pump.sleep()
         if words[ATTENTION] != PUMP:
             words[ATTENTION] = PUMP
             self._links.board.fence()
             self._pump()  # what was reported before workers could see the flag
-        if self._own_fds.any:
-            self._own_fds.arm()
+        if self.pump.reads is not None:
+            self._minder.hear_reader()
 
     def _settle(self) -> None:
         """Does what deliveries have left to be done."""
@@ -388,8 +380,7 @@ class Engine(Batches):
             self.closed = True
             os.eventfd_write(self._links.wake, 1)
         self._thread.join()
-        self._own_fds.close()
-        self._consumer_fds.close()
+        self._minder.close()
         self.on_close()
         if self._share is not None:
             self._share.close()

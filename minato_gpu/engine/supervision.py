@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import select
+from contextlib import suppress
 from time import perf_counter
 
-from minato_gpu.engine.lane_watch import LaneWatch
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.watchdog import Watchdog, WorkerHung
 from minato_gpu.lanes.processes import WorkerDied
@@ -13,24 +13,30 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.util.messages import LOGGER
 from minato_gpu.util.threads import await_event
 
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
+
 
 class WorkerSupervisor:
-    """Replaces workers that die or hang, or raises the error."""
+    """Replaces workers that die or hang, or raises the error; the pump thread waits here for what it has to do."""
 
-    def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None, lanes: LaneWatch) -> None:
+    def __init__(self, pump: Pump, wake: int, *, replaces: bool, watchdog: Watchdog | None) -> None:
+        """``wake``: the event descriptor that wakes the pump thread."""
         self._pump = pump
-        self._lanes = lanes  # lanes that signal through a descriptor of their own
-        self.heard = False  # one of these woke the pump thread the last time that it waited
+        self._wake = wake
         self._replaces = replaces  # else a worker that dies is an error
         self._watchdog = watchdog
+        self._reader = -1 if pump.reads is None else pump.reads.fd  # descriptor of the reader process
+        self.heard = False  # the reader process woke the pump thread the last time that it waited
         self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fault_fds())
         # error found while the consumer was in its training step; it may never need the worker
         self.broken: BaseException | None = None
-
-    @property
-    def watches(self) -> bool:
-        """True if workers must be looked after while the consumer is in its training step."""
-        return self._replaces or self._watchdog is not None or self._lanes.any
+        self._watch = select.epoll()
+        self._watch.register(wake, select.EPOLLIN)
+        for fd in self.exit_fds if replaces else ():
+            self._watch.register(fd, _ONCE)
+        if self._reader >= 0:
+            self._watch.register(self._reader, select.EPOLLONESHOT)  # see ``hear_reader``
+        self._watches = replaces or watchdog is not None or self._reader >= 0  # for more than to be woken
 
     def raise_broken(self) -> None:
         """Raises, once, the error that was kept while the consumer was in its training step; does nothing without
@@ -43,25 +49,30 @@ class WorkerSupervisor:
         """Returns the time of the next look for hanging workers; None without a limit."""
         return None if self._watchdog is None else self._watchdog.next_look(now)
 
-    def wait(self, wake: int, until: float | None = None) -> bool:
-        """Waits until ``wake`` is readable, the time ``until`` has come, a lane reports, a worker ends, or one may have
-        hung.
+    def wait(self, until: float | None = None) -> bool:
+        """Waits until the pump thread is woken, the time ``until`` has come, the reader process reports, a worker
+        ends, or one may have hung.
 
         Returns whether to ``keep_watch``.
         """
-        poll = select.poll()
-        for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
-            poll.register(fd, select.POLLIN)
-        if self._lanes.any:
-            poll.register(self._lanes, select.POLLIN)
-        now = perf_counter()
-        looks = (until, self.next_look(now) if self.broken is None else None)
-        wait = min((1e3 * max(0.0, look - now) for look in looks if look is not None), default=None)
-        ready = [fd for fd, _ in poll.poll(wait)]
-        if wake in ready:
-            await_event(wake)
-        self.heard = self._lanes.spoke()
-        return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
+        if until is None and not self._watches:
+            await_event(self._wake)
+            return False
+        now, looks = perf_counter(), [] if until is None else [until]
+        if self.broken is None:
+            for fd in self.exit_fds if self._replaces else ():
+                self._watch.modify(fd, _ONCE)
+            looks += [] if (look := self.next_look(now)) is None else [look]
+        ready = [fd for fd, _ in self._watch.poll(max(0.0, min(looks) - now) if looks else None)]
+        if self._wake in ready:
+            await_event(self._wake)
+        self.heard = self._reader in ready
+        return self.broken is None and (not ready or not self.exit_fds.isdisjoint(ready))
+
+    def hear_reader(self) -> None:
+        """Has the reader process wake the pump thread, once, when it next reports; what has come meanwhile counts."""
+        with suppress(FileNotFoundError):  # it has ended
+            self._watch.modify(self._reader, _ONCE)
 
     def keep_watch(self, log: Telemetry) -> None:
         """Looks after workers while the consumer is in its training step. Deaths and hangs that are errors are kept
@@ -119,3 +130,7 @@ class WorkerSupervisor:
                 log.died(hung=True)
                 raise WorkerHung(text + lane.advice)
             lane.kill(hung.worker, text)
+
+    def close(self) -> None:
+        """Stops watching, once the pump thread has ended."""
+        self._watch.close()

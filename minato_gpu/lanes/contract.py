@@ -164,8 +164,9 @@ class Lane(Protocol):
     workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
     replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
     taken back. ``advice``: why a worker that hangs is not replaced, in a sentence. ``on_host``: its workers share this
-    host's memory and cores, so that CPU workers are sent host reads and batches to join, too. ``rings``: it rings the
-    bell of ``WorkerChannels``, so that the pump thread need not watch its ``fds``.
+    host's memory and cores, so that CPU workers are sent host reads and batches to join, too.
+
+    A lane has whoever waits for it woken by ``WorkerChannels.announce``, once ``receive`` would return a message.
     """
 
     name: str
@@ -175,7 +176,6 @@ class Lane(Protocol):
     shows_progress: bool
     advice: str
     on_host: bool = True
-    rings: bool = False
 
     def resize(self, slots: int) -> None:
         """Has so many workers take tasks, at most as many as it was made with; answered by ``Opened``.
@@ -219,13 +219,6 @@ class Lane(Protocol):
         """Called before the receiver waits: it is woken by every task's end, or only once the lane has little left to
         do."""
         return
-
-    def fds(self) -> list[int]:
-        """Returns descriptors that are readable when there may be something to receive.
-
-        They are asked for whenever somebody is about to wait, so that they may change between two calls of ``receive``,
-        unless the lane ``rings``.
-        """
 
     def fault_fds(self) -> list[int]:
         """Returns descriptors, which never change, that are readable when a worker has ended, or a replacement has

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import select
 import socket
@@ -15,7 +14,7 @@ from typing import Any
 import torch.multiprocessing
 
 from minato_gpu.lanes.base import Task
-from minato_gpu.lanes.contract import Message, Number
+from minato_gpu.lanes.contract import Exit, Message, Number, Opened
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Context
@@ -45,9 +44,7 @@ class ProcessLane(WorkerLane):
         pool = Workers(context, links, job, links.workers, forks=method == "fork", replaceable=replaceable)
         self._pool: Workers | None = pool
         self.pids = pool.pids
-        self._watch = select.epoll()  # one question tells what there is to be read
-        for fd in (*self.fds(), *self.fault_fds()):
-            self._watch.register(fd, select.EPOLLIN)
+        self._watch.register(pool.fd(), select.EPOLLIN)
 
     def send(self, task: Task, worker: int = 0) -> None:
         """Puts the task where a worker finds it."""
@@ -59,9 +56,9 @@ class ProcessLane(WorkerLane):
             arena.buffer[offset : offset + len(data)] = data
             self._large[task.run, task.chunk] = offset
             data = pickle.dumps((offset, len(data)))
-        queue = self._waiting[worker % len(self._waiting)]
-        queue.append(head + data)
-        self._flush(worker % len(self._waiting))
+        number = worker % len(self._waiting)
+        self._waiting[number].append(head + data)
+        self._flush(number)
 
     def _taken_back(self) -> list[Number]:
         taken: list[bytes] = []
@@ -85,21 +82,15 @@ class ProcessLane(WorkerLane):
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
         """Returns what has been reported; frees the memory of large tasks that have ended."""
         messages = super().receive(only)
+        for number, waiting in self._waiting.items():
+            if waiting:
+                self._flush(number)
         for task in [each for each in self._large if each not in self.leases] if self._large else ():
             self.links.engine_arena.free(self._large.pop(task))
         return messages
 
-    def _hear(self) -> None:
-        if self._pool is None:
-            return
-        for fd, _ in self._watch.poll(0, 4):
-            if fd == self.links.consumer_wake:
-                os.eventfd_read(fd)
-            else:
-                self._faults += self._pool.news()
-        for number in self._waiting:
-            if self._waiting[number]:
-                self._flush(number)
+    def _found(self) -> Sequence[Exit | Opened]:
+        return [] if self._pool is None else self._pool.news()
 
     def _stacks_of(self, workers: Sequence[int]) -> dict[int, str]:
         found = self.links.stacks.of_processes([self.pids[worker] for worker in workers])

@@ -45,10 +45,7 @@ class ThreadLane(WorkerLane):
         with contextlib.ExitStack() as undo:  # descriptors and threads may run out
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._bell)
-            self._watch = select.epoll()
-            undo.callback(self._watch.close)
-            for fd in (*self.fds(), *self.fault_fds()):
-                self._watch.register(fd, select.EPOLLIN)
+            self._watch.register(self._bell, select.EPOLLIN)
             undo.callback(self._dismiss, None)
             for number in range(links.workers):
                 args = (number, job, self._queues[number % len(self._queues)], Store(number, links))
@@ -83,10 +80,9 @@ class ThreadLane(WorkerLane):
                     tasks.append((task.run, task.chunk))
         return tasks
 
-    def _hear(self) -> None:
-        for fd, _ in self._watch.poll(0, 2) if self._bell >= 0 else ():
-            os.eventfd_read(fd)
-        self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
+    def _found(self) -> Sequence[Exit]:
+        os.eventfd_read(self._bell)
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def _stacks_of(self, workers: Sequence[int]) -> dict[int, str]:
         return {worker: stacks.of_thread(self._threads[worker]) for worker in workers}

@@ -21,6 +21,7 @@ from multiprocessing import reduction
 from weakref import WeakSet
 
 from minato_gpu.lanes.base import Task
+from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.stacks import Stacks
 from minato_gpu.memory.arena import MOST as ARENA
 from minato_gpu.memory.arena import PAGE, Arena, round_up
@@ -28,7 +29,7 @@ from minato_gpu.memory.completions import MOST as MARKS
 from minato_gpu.memory.completions import TICKET_BYTES, Bell, Completions
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.shared_memory import SharedMemory
-from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
+from minato_gpu.memory.status_board import ACTIVE, ATTENTION, NOBODY, WorkerStatusBoard
 from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
@@ -149,6 +150,13 @@ class WorkerChannels:
             offset, nbytes = message
             message = pickle.loads(bytes(self.engine_arena.buffer[offset : offset + nbytes]))
         return Task(*message)
+
+    def announce(self, message: object) -> None:
+        """Wakes the thread that waits for what lanes tell; if none does, the pump thread for an ``Opened``."""
+        if isinstance(message, Opened) and self.board.words[ATTENTION] == NOBODY:
+            os.eventfd_write(self.wake, 1)
+        else:
+            self.bell.ring()
 
     def activate(self, workers: int) -> None:
         """Has so many workers take tasks from now on; one that waits for a task already may take one more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
@@ -31,7 +32,6 @@ class WorkerLane(Lane):
     name = kind = CPU
     can_kill = False
     shows_progress = True
-    rings = True
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: WorkerChannels) -> None:
@@ -43,6 +43,9 @@ class WorkerLane(Lane):
         self.pids = [os.getpid()] * links.workers  # process id by worker
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended, or are being killed
+        # one question tells whether somebody has rung; subclasses add descriptors by which they notice faults
+        self._watch = select.epoll()
+        self._watch.register(links.consumer_wake, select.EPOLLIN)
 
     def sleep(self, *, every_task: bool) -> None:
         """Says that whoever receives is about to wait."""
@@ -118,7 +121,15 @@ class WorkerLane(Lane):
         return out
 
     def _hear(self) -> None:
-        """Puts workers that have ended or arrived into ``_faults``."""
+        """Silences the bell, and puts workers that have ended or arrived into ``_faults``."""
+        for fd, _ in () if self._watch.closed else self._watch.poll(0, 4):
+            if fd == self.links.consumer_wake:
+                os.eventfd_read(fd)
+            else:
+                self._faults += self._found()
+
+    def _found(self) -> Sequence[Exit | Opened]:
+        """Returns workers that have ended since the last call, or have arrived."""
         raise NotImplementedError
 
     def _buried(self, fault: Exit | Opened) -> Exit | Opened:
@@ -140,10 +151,6 @@ class WorkerLane(Lane):
                 claim = Claim(words[row + RUN], words[row + CHUNK], words[row + STARTED], words[row + STAGE])
                 found.append(AtWork(worker, claim, words[row + SINCE_NS] / 1e9))
         return tuple(found)
-
-    def fds(self) -> list[int]:
-        """Returns the bell that workers ring."""
-        return [self.links.consumer_wake]
 
     # --- faults ---
 

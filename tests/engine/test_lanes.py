@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -31,7 +29,7 @@ REPLACES: Any = {"on_worker_death": "replace"}
 
 
 class LaneBeside(Lane):
-    """A CPU lane in the test's own hands: beside a loader's workers, without their bell, and told what to say.
+    """A CPU lane in the test's own hands: beside a loader's workers, and told what to say.
 
     ``make`` prepares sample ``key``. ``on_task`` is called with each task that is sent, which by default is done at
     once. ``all_tasks``: those that were ever sent; ``tasks``: that have not ended.
@@ -57,28 +55,24 @@ class LaneBeside(Lane):
         self._told: deque[Message] = deque()
         self._looks = False
         self._lock = threading.Lock()  # a timer of the test's may come after the lane was closed
-        self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._links: Any = None  # while it is open
 
     def open(self, job: Any, links: Any) -> Iterable[Lane]:
+        """See LaneSource."""
+        self._links = links
         return [self]
 
     def tell(self, *messages: Message) -> None:
         """From any thread."""
         with self._lock:
             self._told.extend(messages)
-            if self._arrived >= 0:
-                os.eventfd_write(self._arrived, 1)
+            for message in messages if self._links is not None else ():
+                self._links.announce(message)
 
     @property
     def is_heard(self) -> bool:
         """Whether all that it has told has been received."""
         return not self._told
-
-    def change_descriptor(self) -> None:
-        """Its descriptor has another number from now on."""
-        with self._lock:
-            before, self._arrived = self._arrived, os.dup(self._arrived)
-            os.close(before)
 
     def do(self, task: Task, samples: int | None = None) -> None:
         """Prepare so many samples of the task, if not all, or the batch that it joins, and end it."""
@@ -113,16 +107,12 @@ class LaneBeside(Lane):
         self._looks = True
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._arrived)
+        """See Lane."""
         told = [self._told.popleft() for _ in range(len(self._told))]
         if self._looks:
             self._looks = False
             told.append(Progress(()))
         return told
-
-    def fds(self) -> list[int]:
-        return [self._arrived]
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
         self.replaced.append((worker, blocks))
@@ -139,9 +129,7 @@ class LaneBeside(Lane):
 
     def close(self, timeout: float) -> bool:
         with self._lock:
-            if self._arrived >= 0:
-                os.close(self._arrived)
-                self._arrived = -1
+            self._links = None
         return True
 
 
@@ -231,8 +219,7 @@ class Gated:
         return row(key)
 
 
-@pytest.mark.parametrize("changes", [False, True], ids=["", "descriptors change"])
-def test_a_lane_wakes_the_thread_that_pumps(changes: bool) -> None:
+def test_a_lane_wakes_the_thread_that_pumps() -> None:
     """While the consumer is away and the worker is at a sample, what the lane tells brings it the next task."""
 
     def holds(lane: LaneBeside, task: Task) -> None:
@@ -246,8 +233,6 @@ def test_a_lane_wakes_the_thread_that_pumps(changes: bool) -> None:
         assert wait_until(lambda: len(lane.tasks) > 0)
         for _ in range(3):
             before = len(lane.all_tasks)
-            if changes:
-                lane.change_descriptor()
             for task in lane.tasks.copy():
                 lane.do(task)
             assert wait_until(lambda before=before: len(lane.all_tasks) > before)  # type: ignore[misc]
@@ -260,7 +245,6 @@ def test_a_lane_wakes_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_LONGEST_SLEEP_S", 60.0)
 
     def later(lane: LaneBeside, task: Task) -> None:
-        lane.change_descriptor()
         threading.Timer(0.01, lane.do, (task,)).start()
 
     lane, samples = LaneBeside(row, on_task=later), Gated()
@@ -272,12 +256,11 @@ def test_a_lane_wakes_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lane_that_never_opens_keeps_nobody_awake() -> None:
-    """Once nothing waits for a free slot, reports of the worker wake nobody; what the lane tells later is heard."""
+    """Once nothing waits for a free slot, reports of the worker wake nobody; that the lane has opened is heard."""
     lane = LaneBeside(row)
     batches = iter(with_lanes(lane, opens=False))
     next(batches)
     words = batches._engine._links.board.words
     assert wait_until(lambda: words[ATTENTION] == NOBODY)
-    for message in (Progress(()), Progress(()), Opened(1)):
-        lane.tell(message)
-        assert wait_until(lambda: lane.is_heard)
+    lane.tell(Opened(1))
+    assert wait_until(lambda: lane.is_heard)

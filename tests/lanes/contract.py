@@ -30,6 +30,7 @@ from minato_gpu.lanes.contract import (
     Recalled,
     Retired,
 )
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.scheduling.messages import CPU, DEVICE
 from tests.support.waiting import wait_until
 
@@ -76,9 +77,11 @@ class Trace:
 
 
 class Made(NamedTuple):
-    """A lane, and what makes tasks for it: of these keys, with this run and chunk."""
+    """A lane, its channels, on which a consumer waits, and what makes tasks for it: of these keys, with this run and
+    chunk."""
 
     lane: Lane
+    links: WorkerChannels
     task: Callable[[Sequence[int], int, int], Task]
 
 
@@ -86,7 +89,7 @@ class Site:
     """A lane under test, and all that it has told."""
 
     def __init__(self, made: Made, trace: Trace) -> None:
-        self.lane, self.trace = made.lane, trace
+        self.lane, self.links, self.trace = made.lane, made.links, trace
         self.told: list[Message] = []
         self._task = made.task
 
@@ -179,11 +182,16 @@ class LaneContract:
         site.hears(Opened)
         site.send(1, 2)
         site.done()
-        assert wait_until(lambda: not (site.lane.receive() or self._readable(site.lane)))
+        assert wait_until(lambda: not (site.lane.receive() or self._is_woken(site)))
 
     @staticmethod
-    def _readable(lane: Lane) -> bool:
-        return bool(select.select([*lane.fds(), *lane.fault_fds()], [], [], 0)[0])
+    def _is_woken(site: Site) -> bool:
+        """Whether the consumer has been woken since it last was asked."""
+        bell = site.links.consumer_wake
+        ready, _, _ = select.select([bell, *site.lane.fault_fds()], [], [], 0)
+        if bell in ready:
+            os.eventfd_read(bell)
+        return bool(ready)
 
     # --- work ---
 
@@ -197,8 +205,9 @@ class LaneContract:
     def test_reports_wake_whoever_waits(self, site: Site) -> None:
         site.hears(Opened)
         for chunk in (1, 2):
+            self._is_woken(site)  # for what came before
             site.send(chunk, chunk=chunk)
-            assert wait_until(lambda: self._readable(site.lane)), "nobody is woken"
+            assert wait_until(lambda: self._is_woken(site)), "nobody is woken"
             assert site.done(chunk) == 1
 
     def test_what_is_at_work_is_told(self, site: Site) -> None:
@@ -295,7 +304,7 @@ class LaneContract:
         site.send(1, 2, GATED, 7)
         site.waits(told=2)
         site.lane.kill(0, "it hung")
-        assert wait_until(lambda: self._readable(site.lane))
+        assert wait_until(lambda: self._is_woken(site))
         [ended] = site.hears(Exit)
         assert ended.claim[:3] == (1, 1, 3) and ended.hung == ended.message() == "it hung"
         assert site.reports()[-1].done == 2 and isinstance(site.told[-1], Exit), "after all that it had told"

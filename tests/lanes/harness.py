@@ -79,6 +79,11 @@ def marked(links: WorkerChannels, sent: Task) -> Task:
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
 
 
+def marked_task(links: WorkerChannels, keys: Sequence[int], chunk: int, run: int) -> Task:
+    """A task of these keys with marks."""
+    return marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
+
+
 class Bench:
     """A worker on links, run in this thread, and what its reports refer to."""
 

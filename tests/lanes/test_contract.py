@@ -21,7 +21,7 @@ from minato_gpu.memory.status_board import ATTENTION, CONSUMER
 from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.scheduling.messages import DEVICE
 from tests.lanes.contract import LaneContract, Made, Trace
-from tests.lanes.harness import job, marked, open_links, piece, task
+from tests.lanes.harness import job, marked_task, open_links, piece, task
 from tests.lanes.lanes import FORK
 
 X = Field(np.float32, ())
@@ -34,17 +34,13 @@ def _links(*, arenas: bool = True) -> Iterator[WorkerChannels]:
         yield links
 
 
-def _marked(links: WorkerChannels, keys: Sequence[int], chunk: int, run: int) -> Task:
-    return marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
-
-
 class TestProcesses(LaneContract):
     @contextmanager
     def made(self, trace: Trace) -> Iterator[Made]:
         with _links() as links:
             what = job(trace.make, repeats=True)
             lane: Lane = ProcessLane(links, what, FORK, replaceable=True)
-            yield Made(lane, partial(_marked, links))
+            yield Made(lane, links, partial(marked_task, links))
 
 
 class TestThreads(LaneContract):
@@ -52,7 +48,7 @@ class TestThreads(LaneContract):
     def made(self, trace: Trace) -> Iterator[Made]:
         with _links(arenas=False) as links:
             lane: Lane = ThreadLane(links, job(trace.make, seeds_samples=False))
-            yield Made(lane, partial(_marked, links))
+            yield Made(lane, links, partial(marked_task, links))
 
 
 class TestDevice(LaneContract):
@@ -78,7 +74,7 @@ class TestDevice(LaneContract):
 
         with _links() as links:
             lane: Lane = DeviceLane(links, pipeline, "cpu", 16, may_retire=True)
-            yield Made(lane, made)
+            yield Made(lane, links, made)
 
     @contextmanager
     def retiring(self, trace: Trace) -> Iterator[Made]:

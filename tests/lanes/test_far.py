@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -26,9 +27,10 @@ import minato_gpu
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.lanes.far.agent import Shipment
 from minato_gpu.lanes.far.lane import FarLane
+from minato_gpu.memory.status_board import ATTENTION, CONSUMER
 from minato_gpu.sources.reading import AT_HAND
 from tests.lanes.contract import LaneContract, Made, Trace
-from tests.lanes.harness import job, marked, open_links, piece, task
+from tests.lanes.harness import job, marked_task, open_links
 from tests.lanes.lanes import FORK
 from tests.support.agents import AgentProcess, agents
 from tests.support.waiting import wait_until
@@ -41,13 +43,12 @@ class TestFar(LaneContract):
     @contextmanager
     def made(self, trace: Trace) -> Iterator[Made]:
         with agents(1, 1, job=job(trace.make, repeats=True), ahead_s=AHEAD_S) as [agent], open_links() as links:
+            links.board.words[ATTENTION] = CONSUMER
             address, shipment = agent.address, Shipment(b"", (), {}, 1 << 30, 1, agent.lane)
             lane = FarLane(lambda: address, shipment, links)
             assert wait_until(lambda: lane.stats()["connected"])  # it has no slots before
             try:
-                yield Made(
-                    lane, lambda keys, chunk, run: marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
-                )
+                yield Made(lane, links, partial(marked_task, links))
             finally:
                 lane.close(20.0)
 

@@ -196,33 +196,6 @@ def test_an_agent_is_not_lost_where_the_lane_is_closed(links: WorkerChannels) ->
         assert made.stats()["lost"] == 0
 
 
-def test_what_is_told_while_a_lane_is_asked_leaves_its_descriptor_as_it_must_be(
-    links: WorkerChannels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readable without a message it would keep the training loop from sleeping."""
-    write, others = os.eventfd_write, list[threading.Thread]()
-
-    def interrupted(fd: int, value: int) -> None:
-        others.append(threading.Thread(target=made.receive))
-        others[-1].start()
-        others[-1].join(0.2)  # in which it comes to its end, or has to wait for this one
-        write(fd, value)
-
-    def find() -> str:
-        raise wire.AgentError  # nobody is there, and nothing is said of it
-
-    with far(find, links) as made:
-        monkeypatch.setattr(os, "eventfd_write", interrupted)
-        made.look()
-        monkeypatch.undo()
-        for each in others:
-            each.join()
-        assert others
-        made.receive()
-        with pytest.raises(BlockingIOError):
-            os.eventfd_read(made.fds()[0])
-
-
 # --- the agent's side -------------------------------------------------------------------------------------
 
 

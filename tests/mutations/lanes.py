@@ -5,13 +5,20 @@ from __future__ import annotations
 from tests.mutations.fault import read
 
 FAULTS = read(r"""
-=== engine/engine.py: engine/test_lanes.py
-a lane without the workers' bell is heard only while the consumer waits
--        if self._own_fds.any:
--            self._own_fds.arm()
+=== lanes/worker_channels.py: engine/test_lanes.py
+that a lane has opened is heard only where somebody has asked
+-if isinstance(message, Opened) and self.board.words[ATTENTION] == NOBODY:
++if False:
 
-what is told by a lane that is being opened is heard only by chance
--            self._own_fds.arm(self.pump.loading)
+=== engine/engine.py: engine/test_lanes.py
+that a lane has opened is heard only by chance
+- or self.pump.loading:
++:
+
+=== engine/engine.py: sources/test_read_ahead.py
+bytes that arrive while the consumer is away are heard of only by chance
+-        if self.pump.reads is not None:
+-            self._minder.hear_reader()
 
 === engine/pump.py: engine/test_lanes.py
 a lane that never opens keeps the pump awake
@@ -26,11 +33,6 @@ a task of the run that goes on is not given back
 the death of a worker settles what is another lane's
 -owner = lane.owner_of(exit_.number)
 +owner = exit_.number
-
-=== engine/lane_watch.py: engine/test_lanes.py
-a lane is asked for its descriptors once
--for fd in lane.fds() if names is None or lane.name in names else ():
-+for fd in lane.__dict__.setdefault("_fds", lane.fds()) if names is None or lane.name in names else ():
 
 === scheduling/scheduler.py: engine/test_lanes.py
 a job that is given back is lost

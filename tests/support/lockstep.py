@@ -26,12 +26,12 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.engine import engine
-from minato_gpu.lanes import cpu_time, thread_lane, worker
-from minato_gpu.util.threads import OwnThread, await_event
+from minato_gpu.engine import engine, supervision
+from minato_gpu.lanes import cpu_time, thread_lane
+from minato_gpu.util.threads import await_event
 
 CONSUMER, PUMP, WORKERS = "consumer", "pump", "workers"
-_PUMP_THREAD, _WORKER_THREADS = "minato-pump", "minato-w"  # of workers, and those beside them
+_PUMP_THREAD, _WORKER_THREADS = "minato-pump", "minato-worker"
 
 
 @dataclass
@@ -78,9 +78,7 @@ class Lockstep:
             if name.startswith("minato_gpu") and hasattr(module, "perf_counter"):
                 patch.setattr(module, "perf_counter", lambda: self.now)
         patch.setattr(engine, "select", SimpleNamespace(poll=lambda: _Poll(self), POLLIN=select.POLLIN))
-        patch.setattr(engine, "_wait", self._pump_waits)
-        for name, own in (("await_event", self._await), ("OwnThread", self._beside)):  # where workers have watchers
-            patch.setattr(worker, name, own, raising=False)
+        patch.setattr(supervision, "await_event", self._await)
         patch.setattr(cpu_time.RunQueueDelay, "__call__", lambda _: 0.0)
         send, lockstep = thread_lane.ThreadLane.send, self
 
@@ -139,21 +137,12 @@ class Lockstep:
         return receive()
 
     def _await(self, event: int) -> None:
-        """In the pump thread, and in one beside a worker."""
+        """In the pump thread."""
         if not self._free:
             poll = select.poll()
             poll.register(event, select.POLLIN)
             self._stop(self._this(), lambda: bool(poll.poll(0)))
         await_event(event)
-
-    def _pump_waits(self, wake: int) -> bool:
-        self._await(wake)
-        return False
-
-    def _beside(self, **how: Any) -> OwnThread:
-        """A worker starts a thread of its own."""
-        self._starting += 1
-        return OwnThread(**how)
 
     def _this(self) -> _Thread:
         ident = threading.get_ident()

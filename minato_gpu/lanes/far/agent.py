@@ -98,7 +98,7 @@ class AgentSession:
     def serve(self) -> None:
         """Works until the connection ends, and raises the OSError that says so."""
         links, lane, own, poll = self._links, self._lane, self._wire.end.fileno(), select.poll()
-        for fd in (*lane.fds(), *lane.fault_fds(), own):
+        for fd in (links.consumer_wake, *lane.fault_fds(), own):
             poll.register(fd, select.POLLIN)
         if self._reads is not None:
             poll.register(self._reads.reader.end, select.POLLIN)

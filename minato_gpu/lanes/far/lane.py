@@ -13,7 +13,6 @@ has been given to another lane.
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import threading
@@ -54,7 +53,7 @@ class FarLane(Lane):
 
     kind = CPU
     on_host = False
-    rings = can_kill = shows_progress = True
+    can_kill = shows_progress = True
     advice = "It was not replaced: on_worker_death is 'raise'."
 
     def __init__(self, find: Callable[[], str], shipment: Shipment, links: WorkerChannels) -> None:
@@ -62,9 +61,6 @@ class FarLane(Lane):
         self.leases = Leases(links)
         self._find, self._shipment, self._links = find, shipment, links
         self._news: deque[Message | TaskEnded] = deque()  # from the lane's thread
-        self._news_lock = threading.Lock()  # over the next two, which belong together
-        self._is_signalled = False
-        self._signal = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()  # over the next two
         self._wire: wire.FrameSocket | None = None  # None while the agent is not connected: tasks end at once
         self._tasks: dict[Number, tuple[Task, int]] = {}  # running tasks, with their finished samples
@@ -127,10 +123,6 @@ class FarLane(Lane):
 
     # --- messages ------------------------------------------------------------------------------------------
 
-    def fds(self) -> list[int]:
-        """Returns the descriptor that messages make readable."""
-        return [self._signal]
-
     def sleep(self, *, every_task: bool) -> None:
         """Called before the receiver waits: sets which tasks wake it as they end.
 
@@ -144,10 +136,6 @@ class FarLane(Lane):
 
         ``only``: if there is no message, report these tasks alone.
         """
-        if self._is_signalled:
-            with self._news_lock:
-                os.eventfd_read(self._signal)
-                self._is_signalled = False
         if only and not self._news:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
         news = [self._news.popleft() for _ in range(len(self._news))]  # before marks are read
@@ -171,13 +159,9 @@ class FarLane(Lane):
         return [*first, *reports, *last]
 
     def _tell(self, message: Message | TaskEnded) -> None:
-        """Passes a message on, and wakes the thread that waits for one."""
+        """Passes a message on."""
         self._news.append(message)
-        with self._news_lock:
-            if not self._is_signalled:
-                os.eventfd_write(self._signal, 1)
-                self._is_signalled = True
-        self._links.bell.ring()
+        self._links.announce(message)
 
     # --- descriptions, and the end -------------------------------------------------------------------------
 
@@ -214,9 +198,6 @@ class FarLane(Lane):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        if self._signal >= 0:
-            os.close(self._signal)
-            self._signal, self._is_signalled = -1, False
         return True
 
     # --- the thread ----------------------------------------------------------------------------------------
