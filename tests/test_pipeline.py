@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage, suggest_writes
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.pipeline.stages import DaliFragment, Fields, Params, Tolerance, canonical
+from minato_gpu.pipeline.undeclared_writes import suggest_writes
 from minato_gpu.samples import StageError
 
 NUMBER = Field(np.float32)

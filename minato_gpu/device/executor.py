@@ -29,8 +29,8 @@ from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import ExecutorInput, Result
 from minato_gpu.lanes.base import Draws
-from minato_gpu.pipeline.pipeline import Pipeline, check_written, stage_error
-from minato_gpu.pipeline.stages import DaliFragment
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import DaliFragment, check_written, stage_error
 from minato_gpu.samples import StageError, Value
 
 Fields = Mapping[str, Value]

@@ -30,8 +30,9 @@ import numpy as np
 
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline.pipeline import Pipeline, UndeclaredWrites, suggest_writes
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.pipeline.stages import Field, Fields, Tolerance
+from minato_gpu.pipeline.undeclared_writes import UndeclaredWrites, suggest_writes
 from minato_gpu.samples import JSON, StageError, Value, sample_seed
 from minato_gpu.util.messages import from_extra
 

@@ -12,8 +12,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 
-import numpy as np
-
 from minato_gpu.pipeline.stages import (
     CpuFunction,
     CupyFunction,
@@ -25,12 +23,14 @@ from minato_gpu.pipeline.stages import (
     Stage,
     Tolerance,
     TorchFunction,
-    canonical,
     check_tolerance,
     check_values,
+    check_written,
     names_in,
+    stage_error,
 )
-from minato_gpu.samples import Origin, StageError, Value, add_note, sample_seed, stream
+from minato_gpu.pipeline.undeclared_writes import UndeclaredWrites
+from minato_gpu.samples import Value, add_note
 from minato_gpu.util.cached_property import cached_property
 
 __all__ = [
@@ -42,8 +42,6 @@ __all__ = [
     "Stage",
     "Tolerance",
     "TorchFunction",
-    "UndeclaredWrites",
-    "suggest_writes",
 ]
 
 
@@ -167,7 +165,7 @@ class Pipeline:
         They are NumPy values, and a function of the seed, the stage's number and its ``meta`` fields alone. Raises what
         the stage's ``draw`` raises, and OverflowError for a Python integer beyond 32 bits.
         """
-        return _drawn(self.stages[number], number, fields, seed)
+        return self.stages[number].drawn(number, fields, seed)
 
     def features(self, fields: Fields) -> tuple[float, ...]:
         """Returns numbers that predict the sample's cost, one for each of ``feature_names``.
@@ -278,70 +276,6 @@ class Pipeline:
         return self.live(0)
 
 
-class UndeclaredWrites(ValueError):
-    """A stage does not declare what it writes. ``stages`` are all stages of its pipeline."""
-
-    def __init__(self, name: str, stages: Sequence[Stage]) -> None:
-        super().__init__(
-            f"stage {name!r} does not declare what it writes; `minato-gpu check` on its module, or "
-            "minato_gpu.pipeline.pipeline.suggest_writes(stages, samples), shows what to declare"
-        )
-        self.stages = stages
-
-
-def suggest_writes(stages: Sequence[Stage], samples: Iterable[Fields]) -> str:
-    """Shows what stages without ``writes`` should declare, by running all stages on some samples on the CPU.
-
-    Args:
-        stages: of a pipeline, in order.
-        samples: some items of the data set, as different as they come: a size in which they agree is taken to be fixed.
-
-    Returns:
-        Text to paste, a line for each such stage, with None for sizes that differ among the samples.
-
-    Raises:
-        StageError: a stage failed.
-    """
-    found: dict[str, dict[str, list[Value]]] = {stage.name: {} for stage in stages if not stage.writes}
-    for index, sample in enumerate(samples):
-        known = dict(sample)
-        for number, stage in enumerate(stages):
-            try:
-                params = _drawn(stage, number, known, sample_seed(0, 0, index))
-                written = dict(stage.cpu({name: known[name] for name in stage.reads}, params))
-            except Exception as error:
-                raise stage_error(stage.name, "cpu", known, error) from error
-            known |= written
-            for name, value in written.items() if stage.name in found else ():
-                found[stage.name].setdefault(name, []).append(value)
-    lines = []
-    for name, fields in found.items():
-        declared = ", ".join(f'"{field}": {_declaration(values)}' for field, values in fields.items())
-        lines.append(f"{name}: writes={{{declared}}},")
-    return "\n".join(lines)
-
-
-def _declaration(values: Sequence[Value]) -> str:
-    """Returns the Python text of a Field that fits all of these values."""
-    if not all(isinstance(value, (np.ndarray, np.generic, bool, int, float)) for value in values):
-        return "Field(object)"
-    arrays = [np.asarray(value) for value in values]
-    kinds = {(array.dtype, array.ndim) for array in arrays}
-    dtype = arrays[0].dtype
-    if len(kinds) > 1 or dtype.kind not in "biufc" or not dtype.isnative:
-        return "Field(object)"
-    sizes = map(set, zip(*(array.shape for array in arrays), strict=True))
-    shape = tuple(size.pop() if len(size) == 1 else None for size in sizes)
-    return f"Field(np.{dtype.name}, {shape})" if shape else f"Field(np.{dtype.name})"
-
-
-def _drawn(stage: Stage, number: int, fields: Fields, seed: int) -> Params:
-    if stage.draw is None:
-        return {}
-    meta = {name: fields[name] for name in stage.meta}
-    return {key: canonical(value) for key, value in stage.draw(stream(seed, number), meta).items()}
-
-
 def _numbers(found: object, names: Sequence[str]) -> list[float]:
     """Returns features as floats. Raises TypeError or ValueError unless there is one for each name."""
     if not isinstance(found, Iterable):
@@ -350,41 +284,6 @@ def _numbers(found: object, names: Sequence[str]) -> list[float]:
     if len(numbers) != len(names):
         raise ValueError(f"returned {len(numbers)} features for {tuple(names)}")
     return numbers
-
-
-def stage_error(
-    stage: str | None, lane: str, fields: Fields, error: BaseException, where: str | None = None
-) -> StageError:
-    """Returns the StageError for ``error``, which the caller raises ``from error``.
-
-    ``where``: what the message names as having failed; by default the stage, or the pipeline where ``stage`` is None.
-    """
-    path = fields.get("path")
-    where = where or (f"stage {stage!r}" if stage is not None else "the pipeline")
-    return StageError(
-        f"{where} failed: {type(error).__name__}: {error}",
-        Origin(stage=stage, lane=lane, path=None if path is None else str(path)),
-    )
-
-
-def check_written(declared: Mapping[str, Field], written: Fields) -> Fields:
-    """Returns what a stage has written, with Python numbers in the declared types.
-
-    Raises ValueError unless ``written`` holds exactly the declared fields, as declared.
-    """
-    found: object = written
-    if not isinstance(found, Mapping):
-        raise ValueError(f"returned a {type(found).__name__}, not a mapping of its written fields")
-    if written.keys() != declared.keys():
-        raise ValueError(f"returned the fields {sorted(written)}, declared {sorted(declared)}")
-    typed = {}
-    for name, one in declared.items():
-        problem = one.problem(written[name])
-        if problem is not None:
-            raise ValueError(f"field {name!r} {problem}")
-        if one.shape == ():
-            typed[name] = one.typed(written[name])
-    return {**written, **typed} if typed else written
 
 
 def _check_stages(stages: Sequence[Stage]) -> None:

@@ -1,4 +1,4 @@
-"""Definitions of a pipeline's stages: fields, implementations, tolerances.
+"""Definitions of a pipeline's stages: fields, implementations, tolerances; checks of what they write.
 
 Decision: a random stage depends on drawn parameters and header fields alone. ``draw`` gets a random stream that belongs
 to (sample, stage) and the fields named by ``meta``, which the host knows before any lane is chosen; so whichever
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minato_gpu.samples import Value
+from minato_gpu.samples import Origin, StageError, Value, stream
 
 Fields = Mapping[str, Value]
 Params = Mapping[str, Value]
@@ -77,16 +77,11 @@ class Field:
             raise ValueError(f"maximum {tuple(maximum)} does not bound shape {self.shape}")
 
     @property
-    def fixed(self) -> bool:
-        """True if every sample has the same shape and a numeric dtype, so that batches can be rows of a slab."""
-        return np.dtype(self.dtype) != np.dtype(object) and None not in self.shape
-
-    @property
     def max_bytes(self) -> int | None:
         """The most bytes that one value takes; None for an object, or where neither shape nor ``maximum`` bounds it."""
         if np.dtype(self.dtype) == np.dtype(object):
             return None
-        sizes = self.shape if self.fixed else self.maximum
+        sizes = self.maximum if None in self.shape else self.shape
         if sizes is None:
             return None
         return math.prod(n for n in sizes if n is not None) * np.dtype(self.dtype).itemsize
@@ -299,6 +294,16 @@ class Stage:
         if unknown:
             raise ValueError(f"stage {self.name!r}: {what} {sorted(unknown)} are not among its reads")
 
+    def drawn(self, number: int, fields: Fields, seed: int) -> Params:
+        """Returns the parameters that it draws, as stage ``number`` of a pipeline, for the sample with this seed.
+
+        They are in the form of ``canonical``. Raises as ``Pipeline.draw``.
+        """
+        if self.draw is None:
+            return {}
+        meta = {name: fields[name] for name in self.meta}
+        return {name: canonical(value) for name, value in self.draw(stream(seed, number), meta).items()}
+
 
 def names_in(what: str, names: object) -> tuple[str, ...]:
     """Returns ``names`` as a tuple. Raises TypeError unless they are a sequence of strings (no set, no iterator), and
@@ -344,3 +349,38 @@ def canonical(value: Value) -> Any:
     elif array.dtype == np.float64:
         array = array.astype(np.float32)
     return array if array.ndim else array[()]
+
+
+def check_written(declared: Mapping[str, Field], written: Fields) -> Fields:
+    """Returns what a stage has written, with Python numbers in the declared types.
+
+    Raises ValueError unless ``written`` holds exactly the declared fields, as declared.
+    """
+    found: object = written
+    if not isinstance(found, Mapping):
+        raise ValueError(f"returned a {type(found).__name__}, not a mapping of its written fields")
+    if written.keys() != declared.keys():
+        raise ValueError(f"returned the fields {sorted(written)}, declared {sorted(declared)}")
+    typed = {}
+    for name, one in declared.items():
+        problem = one.problem(written[name])
+        if problem is not None:
+            raise ValueError(f"field {name!r} {problem}")
+        if one.shape == ():
+            typed[name] = one.typed(written[name])
+    return {**written, **typed} if typed else written
+
+
+def stage_error(
+    stage: str | None, lane: str, fields: Fields, error: BaseException, where: str | None = None
+) -> StageError:
+    """Returns the StageError for ``error``, which the caller raises ``from error``.
+
+    ``where``: what the message names as having failed; by default the stage, or the pipeline where ``stage`` is None.
+    """
+    path = fields.get("path")
+    where = where or (f"stage {stage!r}" if stage is not None else "the pipeline")
+    return StageError(
+        f"{where} failed: {type(error).__name__}: {error}",
+        Origin(stage=stage, lane=lane, path=None if path is None else str(path)),
+    )

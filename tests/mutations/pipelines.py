@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutations.fault import read
 
 FAULTS = read(r"""
-=== pipeline/pipeline.py: test_pipeline.py
+=== pipeline/undeclared_writes.py: test_pipeline.py
 a size in which samples differ is suggested as fixed
 -size.pop() if len(size) == 1 else None for
 +size.pop() for
