@@ -32,12 +32,12 @@ from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.facts import Facts
+from minato_gpu.options.host_cores import HostCores
 from minato_gpu.options.options import Options
 from minato_gpu.pipeline.kept_fields import KeepableFields
 from minato_gpu.samples import Key

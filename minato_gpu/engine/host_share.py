@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.memory.private_folder import SharedFile
+from minato_gpu.options.host_cores import HostCores
 
 PERIOD_S = 0.1  # between two looks at the page
 _SILENT_S = 1.0

@@ -16,10 +16,10 @@ from minato_gpu.arguments import Arguments, LaneName
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.lanes.contract import LaneSource
-from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.memory.limits import memory_limit
 from minato_gpu.observe.metrics_server import MetricsAddress
 from minato_gpu.options.cache import CacheOptions
+from minato_gpu.options.host_cores import HostCores
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sources import cluster_token

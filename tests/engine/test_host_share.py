@@ -13,9 +13,9 @@ import torch
 from minato_gpu import DataLoader
 from minato_gpu.engine import builder, host_share
 from minato_gpu.engine.host_share import PERIOD_S, HostShare
-from minato_gpu.lanes import host_cores
-from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.memory.private_folder import PrivateFolder, SharedFile
+from minato_gpu.options import host_cores
+from minato_gpu.options.host_cores import HostCores
 
 RANKS, CORES = 2, 8
 
