@@ -270,14 +270,12 @@ class Engine(Batches):
         if self._links.board.words[ATTENTION] != CONSUMER:
             self._listen()
             return  # to look at what was reported before workers could see that
-        if not self.pump.faults:
-            if self.pump.listen():
-                return
-            ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
-            if any(fd in self._minder.exit_fds for fd, _ in ready):
-                self._pump()
         if self.pump.faults:
             self._minder.check_workers(self.log)
+        elif self.pump.listen():
+            return
+        else:
+            self._poll.poll(max(0.0, 1e3 * (until - now)))
         if hangs is not None:
             self._minder.look_for_hangs(self.log)
         if wake is not None and perf_counter() >= wake:

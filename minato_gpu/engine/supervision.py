@@ -80,10 +80,9 @@ class WorkerSupervisor:
         try:
             if self._replaces:
                 self._pump.receive()
-                self.check_workers(log)
             self.look_for_hangs(log)
             if self._replaces:
-                self.check_workers(log)  # also deaths that were reported meanwhile: nothing will report them again
+                self.check_workers(log)  # last: nothing will report again what has been reported meanwhile
         except (WorkerDied, WorkerHung) as error:
             self.keep(error)
 

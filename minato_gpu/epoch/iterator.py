@@ -35,26 +35,29 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
     nodes = [lane for lane in pump.lanes.values() if not lane.on_host]
 
     def memory() -> dict[str, Any]:
-        device = {} if assembly.loading is None else {"device": assembly.loading.stats()}
-        if lanes:
-            decoder = nvjpeg.loaded()  # not always the one that is installed
-            found = [{**lane.stats(), "nvjpeg": decoder and ".".join(map(str, decoder))} for lane in lanes]
-            interference = pump.run.scheduler.interference
-            found = [
-                {**stats, "step_s_per_work_s": interference.slope, "spared": interference.spare} for stats in found
-            ]
-            device["device_lane"] = found if len(found) > 1 else found[0]
-        if nodes:
-            device["nodes"] = {lane.name: lane.stats() for lane in nodes}
         predicted = None if estimates is None else estimates.report()
+        found = in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)
+        found["window"] = epochs.stats()
+        if assembly.loading is not None:
+            found["device"] = assembly.loading.stats()
+        if lanes:
+            decoder, interference = nvjpeg.loaded(), pump.run.scheduler.interference
+            more = {
+                "nvjpeg": decoder and ".".join(map(str, decoder)),  # not always the one that is installed
+                "step_s_per_work_s": interference.slope,
+                "spared": interference.spare,
+            }
+            stats = [{**lane.stats(), **more} for lane in lanes]
+            found["device_lane"] = stats if len(stats) > 1 else stats[0]
+        if nodes:
+            found["nodes"] = {lane.name: lane.stats() for lane in nodes}
         if pump.reads is not None:
-            device["reads"] = pump.read_stats()
+            found["reads"] = pump.read_stats()
             if kept := pump.reads.cache_stats():
-                device["cache"] = kept
+                found["cache"] = kept
             if shared := pump.reads.share_stats():
-                device["share"] = shared
-        device["window"] = epochs.stats()
-        return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
+                found["share"] = shared
+        return found
 
     return memory
 

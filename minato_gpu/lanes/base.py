@@ -11,7 +11,7 @@ import copy
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -179,7 +179,7 @@ class Extra:
     """A sample in its own row, with object leaves that travel beside the slab."""
 
     objects: list[Value]
-    nbytes: int = 0
+    nbytes: ClassVar[int] = 0  # beside those of its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +281,14 @@ class Failure:
 
     error: ExceptionWrapper
     collated: bool = False
-    nbytes: int = 0
     origin: Origin | None = None
     name: str = ""
+    nbytes: ClassVar[int] = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         plain, kind = copy.copy(self.error), self.error.exc_type
         plain.exc_type = RuntimeError
-        rest = self.collated, self.nbytes, self.origin, self.name or kind.__name__
+        rest = self.collated, self.origin, self.name or kind.__name__
         return _loaded, (plain, pickle.dumps(kind), kind.__qualname__, *rest)
 
 
@@ -361,4 +361,4 @@ def failure(
     except Exception:
         wrapper.exc_msg = f"{type(error).__qualname__}, whose class cannot be pickled. {wrapper.exc_msg}"
         wrapper.exc_type = RuntimeError
-    return Failure(wrapper, collated, origin=origin, name=name or type(error).__name__)
+    return Failure(wrapper, collated, origin, name or type(error).__name__)

@@ -39,7 +39,7 @@ class ProcessLane(WorkerLane):
     def __init__(self, links: WorkerChannels, job: Job, context: Context, *, replaceable: bool = False) -> None:
         super().__init__(links)
         context, method = start_method(context)
-        self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
+        self._waiting = [deque[bytes]() for _ in links.task_senders]
         self._large: dict[Number, int] = {}  # where tasks are stored that are too large for a message
         pool = Workers(context, links, job, links.workers, forks=method == "fork", replaceable=replaceable)
         self._pool: Workers | None = pool
@@ -82,7 +82,7 @@ class ProcessLane(WorkerLane):
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
         """Returns what has been reported; frees the memory of large tasks that have ended."""
         messages = super().receive(only)
-        for number, waiting in self._waiting.items():
+        for number, waiting in enumerate(self._waiting):
             if waiting:
                 self._flush(number)
         for task in [each for each in self._large if each not in self.leases] if self._large else ():
@@ -123,9 +123,10 @@ class ProcessLane(WorkerLane):
         if self._pool is None:
             return True
         self._begin_no_more()
+        senders = self.links.task_senders
         for number in range(self.links.workers):
             try:
-                self.links.sender(number).send(b"")
+                senders[number % len(senders)].send(b"")
             except OSError:
                 break
         self.links.close_parent_ends()

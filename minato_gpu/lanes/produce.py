@@ -132,10 +132,10 @@ class Producer:
     def begin_unseeded(self, task: Task, samples: int) -> bool:
         """Returns whether a chunk of this many samples may try without seeding (see seeding.py): if it can be done
         again from the data set on, nothing of the first try is kept, and samples are not expected to draw."""
-        if self.seeder is None or self._init_error is not None:
-            return False
         if (
-            self.keeping is not None
+            self.seeder is None
+            or self._init_error is not None
+            or self.keeping is not None
             or self.sharing is not None
             or any(piece.sources is not None for piece in task.pieces)
         ):

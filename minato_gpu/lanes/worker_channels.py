@@ -114,7 +114,7 @@ class WorkerChannels:
         # bells at which the last workers wait while they rest, by worker
         self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}
         pairs = [owned(_pair()) for _ in range(self.workers if addressed else 1)]
-        self.task_senders = [pair[0] for pair in pairs]
+        self.task_senders = [pair[0] for pair in pairs]  # one for all workers, or one for each
         self.task_receivers = [pair[1] for pair in pairs]
         for sender in self.task_senders:
             sender.setblocking(False)
@@ -132,18 +132,10 @@ class WorkerChannels:
         """Returns the mapping of the owner's arena."""
         return (self.engine_arena if owner < 0 else self.arenas[owner]).buffer
 
-    def receiver(self, worker: int) -> socket.socket:
-        """Returns where this worker's tasks arrive."""
-        return self.task_receivers[worker % len(self.task_receivers)]
-
-    def sender(self, worker: int) -> socket.socket:
-        """Returns where tasks for this worker go (any worker, when tasks are not addressed)."""
-        return self.task_senders[worker % len(self.task_senders)]
-
     def receive(self, worker: int) -> Task | None:
         """Waits for a worker process's next task; returns None when there will be none."""
         inbox = self.board.inbox(worker)
-        if not self.receiver(worker).recv_into(inbox):
+        if not self.task_receivers[worker % len(self.task_receivers)].recv_into(inbox):
             return None
         message = pickle.loads(inbox[HEAD.size :])
         if len(message) == 2:

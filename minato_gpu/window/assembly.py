@@ -139,9 +139,8 @@ class Assembly:
                 return True
         if self._skips:
             batch.good = self.window.ticket(TicketId(batch.spans[-1][1] - 1))
-        failure = self._batch_failure(batch.spans, failed)
-        if failure is not None:
-            batch.failure, batch.ready, batch.failed = failure, True, len(failed)
+        if failed:
+            batch.failure, batch.ready, batch.failed = self._failure_of(min(failed)), True, len(failed)
             batch.nbytes = self.samples.nbytes(batch.spans)
             self._drop(batch.spans)
             return True
@@ -323,13 +322,6 @@ class Assembly:
         return [item for item in (*items, *sources) if isinstance(item, Blob)]
 
     # --- inside --------------------------------------------------------------------------------------------
-
-    def _batch_failure(self, spans: tuple[TicketSpan, ...], failed: Sequence[TicketId]) -> Failure | None:
-        first = spans[0][0]
-        item = self.window.at(first).items.get(first)
-        if isinstance(item, Failure):
-            return item
-        return self._failure_of(min(failed)) if failed else None
 
     def _failure_of(self, serial: TicketId) -> Failure:
         item = self.window.at(serial).items[serial]

@@ -160,9 +160,7 @@ class Samples:
     def nbytes(self, spans: Iterable[TicketSpan]) -> int:
         """Returns the bytes of these samples."""
         items = [self._window.at(serial).items.get(serial) for serial in tickets(spans)]
-        return sum(
-            self.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0) for item in items
-        )
+        return sum(self.row_bytes if item is None or isinstance(item, Extra) else item.nbytes for item in items)
 
     def stored_sample(self, serial: TicketId) -> StoredSample:
         """Returns where a sample is stored; None if nowhere, because it could not be pickled.
