@@ -57,11 +57,10 @@ class Deaths:
         self._at.clear()
         self._singly.clear()
 
-    def check_start(self, lane: str, exit_: Exit, claim: Claim) -> None:
-        """Counts the workers in a row that ended, in this one's place, before taking a task; raises WorkerDied for the
-        last of ``STARTS``."""
+    def check_start(self, lane: str, exit_: Exit) -> None:
+        """Raises WorkerDied if this is the last of ``STARTS`` workers in its place that ended before taking a task."""
         number = lane, exit_.number
-        self._failed_starts[number] = 0 if claim.chunk >= 0 else self._failed_starts[number] + 1
+        self._failed_starts[number] = 0 if exit_.claim.chunk >= 0 else self._failed_starts[number] + 1
         if self._failed_starts[number] >= STARTS:
             raise WorkerDied(f"{_died(exit_)} {STARTS} workers in a row ended before they had taken any work")
 
@@ -81,7 +80,6 @@ class Deaths:
     def judge(
         self,
         exit_: Exit,
-        claim: Claim,
         lane: str,
         spans: tuple[TicketSpan, ...],
         done: int,
@@ -96,7 +94,7 @@ class Deaths:
         ``spans`` are the task's samples, of which those from offset ``done`` to ``stop`` are not reported. ``job``: the
         task joins them to a batch. Raises WorkerDied for the last of ``LOOPS`` workers that died at none of them.
         """
-        nothing = Verdict((0, 0), [])
+        nothing, claim = Verdict((0, 0), []), exit_.claim
         reporting = claim.stage == REPORTING
         at = (min(claim.started, stop) if reporting else claim.started) - 1
         if not done <= at < stop:
@@ -112,7 +110,7 @@ class Deaths:
             serial = number_at(spans, first)
             if not self._again(("batch", serial)):
                 return nothing
-            batch = self._failure(exit_, claim, lane, serial, assembly, collated=True)
+            batch = self._failure(exit_, lane, serial, assembly, collated=True)
             return Verdict((first, at + 1), [batch, *[None] * (at - first)])
         if claim.stage == FETCHING or (reporting and at > done):
             together = cut(spans, at if claim.stage == FETCHING else done, stop)
@@ -122,19 +120,19 @@ class Deaths:
                 return nothing
         if not self._again(serial):
             return nothing
-        return Verdict((at, at + 1), [self._failure(exit_, claim, lane, serial, assembly)])
+        return Verdict((at, at + 1), [self._failure(exit_, lane, serial, assembly)])
 
     def _again(self, what: Hashable) -> bool:
         self._at[what] += 1
         return self._at[what] >= MOST
 
     def _failure(
-        self, exit_: Exit, claim: Claim, lane: str, serial: TicketId, assembly: Assembly, *, collated: bool = False
+        self, exit_: Exit, lane: str, serial: TicketId, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
         record = assembly.window.at(serial)
         at = serial - record.first
         place = record.epoch, record.positions[at], record.keys[at]
-        origin = Origin(*place, self.stage(claim), lane, assembly.samples.path(serial))
+        origin = Origin(*place, self.stage(exit_.claim), lane, assembly.samples.path(serial))
         kind, died = (WorkerHung, "hung or died") if exit_.hung else (KilledWorkers, "died")
         error = kind(f"{_died(exit_)}\n{MOST} workers have {died} at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"

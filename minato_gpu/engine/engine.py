@@ -24,7 +24,6 @@ from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
-from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -63,7 +62,7 @@ class Engine(Batches):
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.issued_fd,)
         for fd in (parts.links.consumer_wake, *self._minder.exit_fds, *loading, *reads):
             self._poll.register(fd, select.POLLIN)
-        self.log = Telemetry(perf_counter())
+        self.log = pump.shown
         self._left = 0.0  # when the consumer got its last batch
         self._longest_sleep_s = _LONGEST_SLEEP_S if parts.host_share is None else PERIOD_S
         self._count, self._share = parts.worker_count, parts.host_share
@@ -271,13 +270,13 @@ class Engine(Batches):
             self._listen()
             return  # to look at what was reported before workers could see that
         if self.pump.faults:
-            self._minder.check_workers(self.log)
+            self._minder.check_workers()
         elif self.pump.listen():
             return
         else:
             self._poll.poll(max(0.0, 1e3 * (until - now)))
         if hangs is not None:
-            self._minder.look_for_hangs(self.log)
+            self._minder.look_for_hangs()
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
 
@@ -320,7 +319,7 @@ class Engine(Batches):
     def _serve(self, watch: bool) -> None:
         """Does what is due; ``watch``: looks after workers, too."""
         if watch:
-            self._minder.keep_watch(self.log)
+            self._minder.keep_watch()
             self._attention()
         if self.epochs.due or self._links.board.words[ATTENTION] or self._minder.heard or self.pump.loading:
             if self._share is not None:
@@ -354,7 +353,7 @@ class Engine(Batches):
     def _pump(self) -> None:
         self.pump.receive()
         if self.pump.faults:
-            self._minder.tend(self.log)
+            self._minder.tend()
         if self._streams and self.epochs.first is not None:
             self.epochs.first.end = self.pump.run.scheduler.end
 

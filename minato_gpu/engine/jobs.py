@@ -5,7 +5,7 @@ from __future__ import annotations
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.lanes.base import Item, Piece, StoredSample, Task
 from minato_gpu.lanes.contract import Exit, Lane
-from minato_gpu.memory.status_board import JOINING, Claim
+from minato_gpu.memory.status_board import JOINING
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
@@ -72,11 +72,11 @@ class Jobs:
         self._assembly.joined(order, items)
         return len(first)
 
-    def lost(self, chunk: m.Chunk, job: Piece, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
+    def lost(self, chunk: m.Chunk, job: Piece, exit_: Exit, log: Telemetry) -> bool:
         """Handles the death of a worker at the job; returns whether another worker is to try it."""
-        order, stop = chunk.order, len(job.keys)
-        spans = self._assembly.spans(order)
-        verdict = self._deaths.judge(exit_, claim, chunk.lane, spans, 0, stop, self._assembly, job=True)
+        order, claim = chunk.order, exit_.claim
+        what = chunk.lane, self._assembly.spans(order), 0, len(job.keys)
+        verdict = self._deaths.judge(exit_, *what, self._assembly, job=True)
         log.repeated += claim.started if job.stored is None else job.stored[: claim.started].count(None)
         if claim.stage == JOINING:  # what is stored may have been changed in place
             self._anew.add(order)

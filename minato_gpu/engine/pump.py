@@ -29,7 +29,7 @@ class Pump:
         self.lanes, self.assembly = parts.lanes, parts.assembly
         self.estimates, self.deaths = parts.estimates, parts.deaths
         self.run = Run(0, parts)
-        self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
+        self.shown = Telemetry(perf_counter())  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         # workers that ended, each with its lane; ``lost`` deals with them
         self.faults: deque[tuple[Lane, c.Exit]] = deque()
@@ -252,20 +252,19 @@ class Pump:
 
     # --- workers that have died ----------------------------------------------------------------------------
 
-    def lost(self, lane: Lane, exit_: c.Exit, log: Telemetry) -> None:
+    def lost(self, lane: Lane, exit_: c.Exit) -> None:
         """Handles a worker of the lane that has ended, after all its reports: others do what else it had taken.
 
         Raises WorkerDied if a replacement would do no better.
         """
-        claim = exit_.claim
         self._slots[lane.name] -= 1
-        self._left(claim.run, claim.chunk)
-        log.died(hung=bool(exit_.hung))
-        self.run.lost(lane, exit_, log)
-        self.deaths.check_start(lane.name, exit_, claim)
+        self._left(exit_.claim.run, exit_.claim.chunk)
+        self.shown.died(hung=bool(exit_.hung))
+        self.run.lost(lane, exit_, self.shown)
+        self.deaths.check_start(lane.name, exit_)
         owner = lane.owner_of(exit_.number)
         lane.replace(exit_.number, () if owner is None else sorted({*self.assembly.bury_worker(owner)}))
-        log.workers["replaced"] += 1
+        self.shown.workers["replaced"] += 1
 
     # --- what runs ------------------------------------------------------------------------------------------
 

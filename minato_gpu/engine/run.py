@@ -135,8 +135,8 @@ class Run:
 
     # --- what lanes report ----------------------------------------------------------------------------------
 
-    def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
-        """Takes in a lane's report on a chunk. ``shown`` is the log of the epoch that is delivered, if any is."""
+    def reported(self, lane: Lane, report: Report, shown: Telemetry) -> None:
+        """Takes in a lane's report on a chunk. ``shown`` is the log of the epoch that is delivered."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
         flight = self.scheduler.flights[report.chunk]
@@ -186,7 +186,7 @@ class Run:
         flight: Flight,
         spans: tuple[TicketSpan, ...],
         report: Report,
-        shown: Telemetry | None,
+        shown: Telemetry,
         by_job: int,
     ) -> None:
         if self._settings.items:
@@ -207,7 +207,7 @@ class Run:
         log.worked(
             lane.name, report, samples, positions, flight.sent, prepared=prepared, handed=going_on, failed=failed
         )
-        (shown or log).kept_busy(lane.name, report)
+        shown.kept_busy(lane.name, report)
 
     def _finished(self, report: Report, spans: tuple[TicketSpan, ...], ended: int = 0) -> None:
         """Takes in samples that are ready, have failed, or are handed over to another lane."""
@@ -261,7 +261,7 @@ class Run:
             return
         chunk = flight.chunk
         if chunk.kind == "collate":
-            if self._jobs.lost(chunk, flight.task.pieces[0], exit_, claim, log):
+            if self._jobs.lost(chunk, flight.task.pieces[0], exit_, log):
                 self._free_marks(flight)
                 self.handle(m.Lost(perf_counter(), lane.name, chunk.number))
             else:
@@ -270,7 +270,7 @@ class Run:
         else:
             log.repeated += max(0, min(claim.started, flight.size) - flight.done)
             what = chunk.lane, chunk.spans, flight.done, flight.size
-            settled, items = self._deaths.judge(exit_, claim, *what, self._assembly)
+            settled, items = self._deaths.judge(exit_, *what, self._assembly)
             spans = cut(chunk.spans, *settled)
             found = self._assembly.samples.arrived(spans, items)
             self._release(spans)

@@ -9,7 +9,6 @@ from time import perf_counter
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.watchdog import Watchdog, WorkerHung
 from minato_gpu.lanes.processes import WorkerDied
-from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.util.messages import LOGGER
 from minato_gpu.util.threads import await_event
 
@@ -74,26 +73,25 @@ class WorkerSupervisor:
         with suppress(FileNotFoundError):  # it has ended
             self._watch.modify(self._reader, _ONCE)
 
-    def keep_watch(self, log: Telemetry) -> None:
-        """Looks after workers while the consumer is in its training step. Deaths and hangs that are errors are kept
-        until ``raise_broken``."""
+    def keep_watch(self) -> None:
+        """Looks after workers while the consumer is in its training step. Errors are kept for it."""
         try:
             if self._replaces:
                 self._pump.receive()
-            self.look_for_hangs(log)
+            self.look_for_hangs()
             if self._replaces:
-                self.check_workers(log)  # last: nothing will report again what has been reported meanwhile
+                self.check_workers()  # last: nothing will report again what has been reported meanwhile
         except (WorkerDied, WorkerHung) as error:
             self.keep(error)
 
-    def tend(self, log: Telemetry) -> None:
+    def tend(self) -> None:
         """Replaces workers that are known to have ended.
 
         Does nothing if workers are not replaced: the death is then raised once the consumer needs the worker's samples.
         """
         if self._replaces:
             try:
-                self.check_workers(log)
+                self.check_workers()
             except WorkerDied as error:  # without its frames, which would keep the consumer's iterator
                 self.keep(error.with_traceback(None))
 
@@ -101,7 +99,7 @@ class WorkerSupervisor:
         """Keeps an error that was found during the consumer's step; of several the first is raised."""
         self.broken = self.broken or error
 
-    def check_workers(self, log: Telemetry) -> None:
+    def check_workers(self) -> None:
         """Replaces workers that are known to have ended.
 
         Raises WorkerDied if they are not replaced, one could not be, or another would do no better.
@@ -110,13 +108,13 @@ class WorkerSupervisor:
         while faults:
             lane, fault = faults.popleft()
             if fault.start_error or not self._replaces:
-                log.died(hung=bool(fault.hung))
+                self._pump.shown.died(hung=bool(fault.hung))
                 raise WorkerDied(fault.message())
             told = fault.message().rstrip()
             LOGGER.warning("%s%sIt is being replaced.", told, "\n" if "\n" in told else " ")
-            self._pump.lost(lane, fault, log)
+            self._pump.lost(lane, fault)
 
-    def look_for_hangs(self, log: Telemetry) -> None:
+    def look_for_hangs(self) -> None:
         """If it is time, looks for workers that hang: kills those that can be replaced, raises WorkerHung else."""
         now = perf_counter()
         if self._watchdog is None or now < self._watchdog.next_look(now):
@@ -126,7 +124,7 @@ class WorkerSupervisor:
             lane = self._pump.lanes[hung.lane]
             text = self._watchdog.words(hung, self._pump.run.in_words(hung.claim, hung.lane))
             if not (self._replaces and lane.can_kill):
-                log.died(hung=True)
+                self._pump.shown.died(hung=True)
                 raise WorkerHung(text + lane.advice)
             lane.kill(hung.worker, text)
 

@@ -43,7 +43,8 @@ def floor(links: WorkerChannels) -> Floor:
 
 
 def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0, stop: int = 6) -> Any:
-    return deaths.judge(EXIT, Claim(1, 7, started, stage), CHUNK.lane, CHUNK.spans, done, stop, floor.assembly)
+    exit_ = replace(EXIT, claim=Claim(1, 7, started, stage))
+    return deaths.judge(exit_, CHUNK.lane, CHUNK.spans, done, stop, floor.assembly)
 
 
 @pytest.mark.parametrize("handed", [False, True], ids=["read", "handed over"])
@@ -79,11 +80,11 @@ def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, star
 
 
 def test_workers_that_never_take_any_work_end_the_loader() -> None:
-    deaths, idle = Deaths(), Claim(0, -1, 0, 0)
+    deaths, idle = Deaths(), replace(EXIT, claim=Claim(0, -1, 0, 0))
     for _ in range(STARTS - 1):
-        deaths.check_start("cpu", EXIT, idle)
+        deaths.check_start("cpu", idle)
     with pytest.raises(WorkerDied, match="before they had taken any work"):
-        deaths.check_start("cpu", EXIT, idle)
+        deaths.check_start("cpu", idle)
 
 
 def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:
