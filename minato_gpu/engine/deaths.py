@@ -22,7 +22,7 @@ from minato_gpu.lanes.base import Failure, Item, failure
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
-from minato_gpu.samples import Origin, TicketId
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.spans import Span, TicketSpan, cut, number_at, tickets
 from minato_gpu.window.assembly import Assembly
 
@@ -129,10 +129,7 @@ class Deaths:
     def _failure(
         self, exit_: Exit, lane: str, serial: TicketId, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
-        record = assembly.window.at(serial)
-        at = serial - record.first
-        place = record.epoch, record.positions[at], record.keys[at]
-        origin = Origin(*place, self.stage(exit_.claim), lane, assembly.samples.path(serial))
+        origin = assembly.samples.origin(serial, self.stage(exit_.claim), lane)
         kind, died = (WorkerHung, "hung or died") if exit_.hung else (KilledWorkers, "died")
         error = kind(f"{_died(exit_)}\n{MOST} workers have {died} at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"

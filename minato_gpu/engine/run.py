@@ -20,7 +20,7 @@ from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import Arrival
-from minato_gpu.samples import Origin, Position, TicketId
+from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import Flight
@@ -289,10 +289,7 @@ class Run:
         at = claim.started - 1
         if flight is None or flight.chunk.kind not in ("run", "inspect") or not 0 <= at < flight.size:
             return "a batch" if stage is None else f"stage {stage!r} of a batch"
-        serial = number_at(flight.chunk.spans, at)
-        window = self._assembly.window
-        place = flight.task.epoch, window.position(serial), window.key(serial)
-        return f"one sample ({Origin(*place, stage, lane, self._assembly.samples.path(serial))})"
+        return f"one sample ({self._assembly.samples.origin(number_at(flight.chunk.spans, at), stage, lane)})"
 
 
 def _failed(report: Report, *, stream: bool) -> int:

@@ -35,7 +35,7 @@ from minato_gpu.lanes.base import (
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout, Mismatch, Views
-from minato_gpu.samples import TicketId, Value
+from minato_gpu.samples import Origin, TicketId, Value
 from minato_gpu.scheduling.spans import TicketSpan, count, serials, tickets
 from minato_gpu.window.host_memory import HostMemoryAccount, stored_part
 from minato_gpu.window.loading import Loading, Part
@@ -126,13 +126,14 @@ class Samples:
 
     # --- what was read for them --------------------------------------------------------------------------------
 
-    def path(self, serial: TicketId) -> str | None:
-        """Returns the field ``path`` of a ticket's stored host read, as text; None if there is none."""
-        source = stored_part(self._window.at(serial).sources.get(serial))
-        if not isinstance(source, (Blob, Local)):
-            return None
-        fields, _ = self._store.get(source)
-        return str(fields["path"]) if "path" in fields else None
+    def origin(self, serial: TicketId, stage: str | None, lane: str) -> Origin:
+        """Returns the place of a failure at this ticket; its path is the field ``path`` of a stored host read."""
+        record, path = self._window.at(serial), None
+        source, ticket = stored_part(record.sources.get(serial)), record.ticket(serial)
+        if isinstance(source, (Blob, Local)):
+            fields, _ = self._store.get(source)
+            path = str(fields["path"]) if "path" in fields else None
+        return Origin(ticket.epoch, ticket.position, ticket.index, stage, lane, path)
 
     def inspected(self, serial: TicketId, item: HostRead) -> None:
         """Notes a ticket's host read, or the fields that another lane has made of it: where they are stored, or a
