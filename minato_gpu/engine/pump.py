@@ -262,8 +262,7 @@ class Pump:
         self.shown.died(hung=bool(exit_.hung))
         self.run.lost(lane, exit_, self.shown)
         self.deaths.check_start(lane.name, exit_)
-        owner = lane.owner_of(exit_.number)
-        lane.replace(exit_.number, () if owner is None else sorted({*self.assembly.bury_worker(owner)}))
+        lane.replace(exit_.number, sorted({*self.assembly.bury_worker(exit_.number)}) if lane.has_arenas else ())
         self.shown.workers["replaced"] += 1
 
     # --- what runs ------------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ class Lane(Protocol):
     workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
     replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
     taken back. ``advice``: why a worker that hangs is not replaced, in a sentence. ``on_host``: its workers share this
-    host's memory and cores, so that CPU workers are sent host reads and batches to join, too.
+    host's memory and cores, so that CPU workers are sent host reads and batches to join, too. ``has_arenas``: what a
+    worker has stored in this host's memory ends with it; its number is that of its arena (``Blob.worker``).
 
     A lane has whoever waits for it woken by ``WorkerChannels.announce``, once ``receive`` would return a message.
     """
@@ -176,6 +177,7 @@ class Lane(Protocol):
     shows_progress: bool
     advice: str
     on_host: bool = True
+    has_arenas: bool = False
 
     def resize(self, slots: int) -> None:
         """Has so many workers take tasks, at most as many as it was made with; answered by ``Opened``.
@@ -234,15 +236,6 @@ class Lane(Protocol):
         ``blocks`` (offset, bytes) are those of the dead worker's that are still in use.
         """
         return
-
-    def owner_of(self, worker: int) -> int | None:
-        """Returns the owner of what this worker stores in this host's memory (``Blob.worker``).
-
-        None if what it has stored does not end with it.
-
-        Workers are numbered lane by lane, owners over all lanes.
-        """
-        return None
 
     def kill(self, worker: int, hung: str) -> None:
         """Kills a worker that has hung; ``hung`` says what it was at, and comes back with its ``Exit``."""

@@ -34,7 +34,7 @@ def start_method(context: Context | None) -> tuple[Any, str | None]:
 class ProcessLane(WorkerLane):
     """Worker processes. ``replaceable``: those that die can be replaced."""
 
-    can_kill = True
+    can_kill = has_arenas = True
 
     def __init__(self, links: WorkerChannels, job: Job, context: Context, *, replaceable: bool = False) -> None:
         super().__init__(links)
@@ -101,10 +101,6 @@ class ProcessLane(WorkerLane):
         if self._pool is not None:
             self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
             self._pool.kill(worker, hung)
-
-    def owner_of(self, worker: int) -> int:
-        """Returns the worker's own number: each process owns an arena."""
-        return worker
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
         """Starts another worker process."""

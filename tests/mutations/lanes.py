@@ -31,8 +31,8 @@ a task of the run that goes on is not given back
              self.run.recalled(chunk)
 
 the death of a worker settles what is another lane's
--owner = lane.owner_of(exit_.number)
-+owner = exit_.number
+- if lane.has_arenas else ())
++)
 
 === scheduling/scheduler.py: engine/test_lanes.py
 a job that is given back is lost
