@@ -239,8 +239,7 @@ def build_engine(
     base_seed: int,
     facts: Facts,
     readers: ReaderOwner,
-    *,
-    epochs_before: int = 0,
+    epochs_before: int,
 ) -> Engine:
     """Returns an engine whose workers and device executors have been started. It is closed when Python ends, if not
     before.

@@ -113,7 +113,7 @@ class Engine(Batches):
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] = lambda: None) -> Value:
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """Returns the next batch (see ``Batches``).
 
         Raises also RuntimeError after ``timeout`` seconds, for a broken lane, or in a process forked from the

@@ -32,7 +32,7 @@ class Handover:
         epoch: Epoch,
         batch: Batch,
         positions: Sequence[Span],
-        judge: Judge | None,
+        judge: Judge,
         asked: float,
     ) -> Value:
         """Returns the batch of these positions as the consumer sees it, and counts it in ``log``; the consumer has
@@ -55,7 +55,7 @@ class Handover:
                 place = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
                 where = f"while a batch was handed over (epoch {epoch.number}, batch {number}{place})"
                 batch.failure = failure(error, where, collated=True)
-        if batch.bad and judge is not None:
+        if batch.bad:
             judge(batch.bad, size)
         if streams is not None:
             size = streams.size_of(batch.dealt[0][0], self._whole)

@@ -7,7 +7,7 @@ is prepared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from operator import index
 from typing import Any, cast
@@ -21,7 +21,7 @@ from minato_gpu.scheduling.spans import TicketSpan, joined, singles, tickets
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.sent_samples import is_copy
-from minato_gpu.sources.source import Key, Source, prepared_key
+from minato_gpu.sources.source import Key, Source, SourceOf, prepared_key
 from minato_gpu.util.messages import LOGGER
 from minato_gpu.window.records import Record
 
@@ -32,12 +32,7 @@ _ELSEWHERE = (*_TIERS, "share")  # counts that stats() tells under another name
 class ReadAhead:
     """Reads ahead for the tickets of one run at a time."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        source_of: Callable[[Any], Any],
-        look_ahead: LookAhead | None = None,
-    ) -> None:
+    def __init__(self, reader: Reader, source_of: SourceOf, look_ahead: LookAhead | None) -> None:
         self.reader = reader  # lent by the loader
         self._source_of = source_of  # what the data set declares of a key
         self._look_ahead = look_ahead  # says what is known of epochs to come, as one begins

@@ -101,9 +101,7 @@ class EngineIterator(EpochIterator):
         """Builds an engine with workers of its own. It ends with the session if ``keeps``, else with this iterator."""
         loader, session = self._loader, self._session
         before = self._number - session.first_epoch if knows_seed else 0
-        engine = build_engine(
-            loader, session.options, self._base_seed, session.facts, session.readers, epochs_before=before
-        )
+        engine = build_engine(loader, session.options, self._base_seed, session.facts, session.readers, before)
         weakref.finalize(session if keeps else self, engine.close)
         if keeps:
             session.base_seed = self._base_seed

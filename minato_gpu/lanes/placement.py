@@ -39,7 +39,7 @@ class Placement:
     ``seeder`` seeds the global generators of a worker process; None in a worker thread.
     """
 
-    def __init__(self, job: Job, store: Store, who: str, seeder: Seeder | None = None) -> None:
+    def __init__(self, job: Job, store: Store, who: str, seeder: Seeder | None) -> None:
         self._job = job
         self._store = store
         self._who = who

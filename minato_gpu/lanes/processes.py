@@ -184,7 +184,7 @@ class Workers:
     """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
     def __init__(
-        self, context: Context, links: WorkerChannels, job: Job, count: int, *, forks: bool, replaceable: bool = False
+        self, context: Context, links: WorkerChannels, job: Job, count: int, *, forks: bool, replaceable: bool
     ) -> None:
         self.pids: list[int] = []
         self._context, self._links, self._job, self._forks = context, links, job, forks
