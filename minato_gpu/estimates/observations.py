@@ -96,7 +96,7 @@ def inspected(
             assert isinstance(item, Failure)
             sources.append(item)
             features.append(None)
-    assembly.samples.inspected_all(spans, sources)
+    assembly.samples.inspected(spans, sources)
     if estimator is None:
         unknown = [float("nan")] * len(items)
         return unknown, unknown, None

@@ -310,6 +310,14 @@ HostRead = Stored | Handed | Failure
 """A sample's stored input from an earlier step: its host read, or the fields that another lane has made of that."""
 
 
+def stored_part(item: Item) -> Item:
+    """Returns where the batch of a stream, or the fields of a host read or a handed-over sample, are stored; any other
+    item as it is."""
+    if isinstance(item, Yielded):
+        return item.item
+    return item.fields if isinstance(item, _Fields) else item
+
+
 def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Failure:
     """Returns a failure from another process, which may know classes that this one cannot import."""
     try:

@@ -11,8 +11,6 @@ from torch.utils.data import default_collate
 from minato_gpu.lanes.base import (
     Extra,
     Failure,
-    Features,
-    Handed,
     Item,
     NoSample,
     Piece,
@@ -21,6 +19,7 @@ from minato_gpu.lanes.base import (
     TicketOutcome,
     Yielded,
     failure,
+    stored_part,
 )
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import LeaseProgress
@@ -128,9 +127,9 @@ class Placement:
         Returns an outcome with the failure instead. (Text and bytes of a sample may be more than there is memory for.)
         """
         item = outcome.item
-        inner = item.item if isinstance(item, Yielded) else item
-        self._store.discard(item.fields if isinstance(item, (Features, Handed)) else inner)
-        if task.kind == "next" or getattr(inner, "collated", False):
+        stored = stored_part(item)
+        self._store.discard(stored)
+        if task.kind == "next" or getattr(stored, "collated", False):
             failed = self.batch_failure(error, "send", task.epoch, stage="send")
         else:
             failed = self._unsent(task, *task.find(number), error)

@@ -18,12 +18,13 @@ from minato_gpu.lanes.base import (
     Stored,
     StoredSample,
     reraise,
+    stored_part,
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import OutputBatch, TicketId, Value
 from minato_gpu.scheduling.messages import Compose
 from minato_gpu.scheduling.spans import TicketSpan, number_at, serials, singles, tickets, without
-from minato_gpu.window.host_memory import HostMemoryAccount, stored_part
+from minato_gpu.window.host_memory import HostMemoryAccount
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window
 from minato_gpu.window.samples import Samples

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minato_gpu.lanes.base import Blob, Features, Handed, Item, Local, Stored, Yielded
+from minato_gpu.lanes.base import Blob, Item, Local, Stored, stored_part
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.samples import Value
 from minato_gpu.window.loading import Loading
-
-
-def stored_part(item: Item) -> Item:
-    """Returns where the fields of a host read or a handed-over sample are stored; any other item as it is."""
-    return item.fields if isinstance(item, (Features, Handed)) else item
 
 
 class HostMemoryAccount:
@@ -37,9 +32,8 @@ class HostMemoryAccount:
 
     def release(self, item: Item) -> None:
         """Returns the blob of an item, if it has one, to the worker that owns the memory."""
-        item = item.item if isinstance(item, Yielded) else stored_part(item)
-        if isinstance(item, Blob):
-            self._loans.give_back(item.places)
+        if isinstance(stored := stored_part(item), Blob):
+            self._loans.give_back(stored.places)
 
     def lend(self, item: Stored) -> Callable[[], Value]:
         """Registers an object's memory as loaned; returns a function that returns the object."""

@@ -31,13 +31,14 @@ from minato_gpu.lanes.base import (
     Resident,
     Row,
     StoredSample,
+    stored_part,
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import Origin, TicketId, Value
 from minato_gpu.scheduling.spans import TicketSpan, count, serials, tickets
-from minato_gpu.window.host_memory import HostMemoryAccount, stored_part
+from minato_gpu.window.host_memory import HostMemoryAccount
 from minato_gpu.window.loading import Loading, Part
 from minato_gpu.window.records import Batch, Record, Window
 
@@ -75,7 +76,7 @@ class Samples:
         self._holdings = holdings
         self._loading = loading
         self._store = Store(-1, links)
-        self._inspects = False  # there are host reads
+        self._inspects = False  # there are stored host reads, or fields that another lane continues from
 
     # --- on their way into the window --------------------------------------------------------------------------
 
@@ -113,7 +114,8 @@ class Samples:
                 rows -= 1
                 held += item.nbytes
                 handed.append((offset, item.stage))
-                self.inspected(serial, item)
+                self._inspects = True
+                self._window.at(serial).sources[serial] = item
             elif item is not None:
                 rows -= not isinstance(item, Extra)
                 nbytes += item.nbytes
@@ -135,14 +137,8 @@ class Samples:
             path = str(fields["path"]) if "path" in fields else None
         return Origin(ticket.epoch, ticket.position, ticket.index, stage, lane, path)
 
-    def inspected(self, serial: TicketId, item: HostRead) -> None:
-        """Notes a ticket's host read, or the fields that another lane has made of it: where they are stored, or a
-        Failure."""
-        self._inspects = True
-        self._window.at(serial).sources[serial] = item
-
-    def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[HostRead]) -> None:
-        """Notes the host reads of these tickets, in their order (see ``inspected``)."""
+    def inspected(self, spans: Iterable[TicketSpan], items: Sequence[HostRead]) -> None:
+        """Notes the host reads of these tickets, in their order: where they are stored, or a Failure."""
         self._inspects, rest = True, iter(items)
         for record, lo, hi in self._window.parts(spans):
             record.sources.update(zip(serials(lo, hi), rest, strict=False))

@@ -133,7 +133,7 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
     if progress >= 1:
         floor.prepare(0, 8, bad=6)
         for serial in range(8, 12):
-            floor.assembly.samples.inspected(TicketId(serial), floor.worker.put(b"header" * 100))
+            floor.assembly.samples.inspected(spans((serial, serial + 1)), [floor.worker.put(b"header" * 100)])
     if progress >= 2:
         floor.learn()
         held.append(floor.batch(0, (0, 4)))
@@ -251,7 +251,7 @@ def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> 
     floor = Floor(links)
     floor.learn()
     source = floor.worker.put({"bytes": b"x" * 10})
-    floor.assembly.samples.inspected(TicketId(1), source)
+    floor.assembly.samples.inspected(spans((1, 2)), [source])
     [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
     assert piece.sources == [None, source, None, None]
     floor.prepare(0, 4)

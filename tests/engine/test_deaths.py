@@ -19,7 +19,6 @@ from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import REPORTING, Claim
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.messages import Chunk
 from minato_gpu.scheduling.spans import cut
@@ -51,7 +50,7 @@ def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0,
 def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
     """The worker that knew it is dead, but what it had read before is not."""
     lies = floor.worker.put(({"path": "/data/3.jpg", "x": 3}, None))
-    floor.assembly.samples.inspected(TicketId(3), Handed(lies, 1) if handed else Features(lies, ()).fields)
+    floor.assembly.samples.inspected(spans((3, 4)), [Handed(lies, 1) if handed else Features(lies, ()).fields])
     deaths = Deaths(("read", "blur"))
     assert judge(deaths, floor, 4, 2).items == []
     verdict = judge(deaths, floor, 4, 2)
