@@ -80,13 +80,18 @@ class EpochIterator(_BaseDataLoaderIter):
         batches: Batches,
         cursor: Cursor,
         memory: Callable[[], dict[str, JSON]] = in_memory,
+        *,
+        moves: bool = True,
     ) -> None:
-        """Delivers these batches from now on. Constructors call it last. ``memory``: see ``EpochView``."""
+        """Delivers these batches from now on; constructors call it last.
+
+        ``memory``: see ``EpochView``. ``moves``: moves batches to their device.
+        """
         loader = self._loader
         self._number = cursor.epoch.number
         self._batches = batches
         self._devices = options.devices
-        self._stays = options.device.type == "cpu" and not self._pin_memory  # batches are where they are wanted
+        self._moves = moves and (options.device.type != "cpu" or self._pin_memory)
         self._cursor = cursor
         self._num_yielded = cursor.batches
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
@@ -146,7 +151,8 @@ class EpochIterator(_BaseDataLoaderIter):
             batches.delivered = taken.positions
             if taken.data is not NOTHING:
                 self._good = taken.good or self._good
-                return self._placed(taken.data), taken.positions, taken.failed
+                data = self._moved(taken.data) if self._moves else taken.data
+                return data, taken.positions, taken.failed
             if self._pads:
                 return self._padded(taken), taken.positions, taken.failed
             self._cursor.delivered(taken.positions, taken.failed, returned=False)
@@ -179,8 +185,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 "its place; without a batch other ranks would wait for ever. Repair the samples that "
                 'stats()["failures"] names, or resume from an earlier state'
             )
-        data = batch_of(self._loader, self._options, self._cursor.epoch.seed, good)
-        data = EpochIterator._placed(self, data)
+        data = self._moved(batch_of(self._loader, self._options, self._cursor.epoch.seed, good))
         now = perf_counter()
         log.delivered(now, self._cursor.batches, 0, now - began, (), padded=1)
         return data
@@ -194,10 +199,8 @@ class EpochIterator(_BaseDataLoaderIter):
                 return None
         return self._held[-1].good
 
-    def _placed(self, data: Value) -> Value:
-        """Returns the batch where the training loop wants it (pinned, or on its device)."""
-        if self._stays:
-            return data
+    def _moved(self, data: Value) -> Value:
+        """Returns a batch of the host where the training loop wants it (pinned, or on its device)."""
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         devices = self._devices

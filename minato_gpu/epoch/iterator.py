@@ -95,7 +95,8 @@ class EngineIterator(EpochIterator):
         session.settle_ahead(ahead, begins=prepared is not None)
         self._engine.begin(cursor.epoch, cursor.expected, prefetched=prepared is not None)
         session.cursor = cursor
-        self._deliver(session.options, self._engine, cursor, _memory_of(self._engine))
+        moves = self._engine.assembly.loading is None
+        self._deliver(session.options, self._engine, cursor, _memory_of(self._engine), moves=moves)
 
     def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
         """Builds an engine with workers of its own. It ends with the session if ``keeps``, else with this iterator."""
@@ -145,9 +146,6 @@ class EngineIterator(EpochIterator):
             with suppress(Exception):  # the sampler's: the next epoch is then drawn when it begins
                 self._prepare_next()
         return taken
-
-    def _placed(self, data: Value) -> Value:
-        return data if self._engine.assembly.loading is not None else super()._placed(data)
 
     def _prepare_next(self) -> None:
         """Begins the next epoch early, if ``epochs`` has another. Called once the sampler has ended and the window has
