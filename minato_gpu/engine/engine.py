@@ -158,11 +158,11 @@ class Engine(Batches):
             self.log.ended(perf_counter())
             self._attention()
             raise EndOfEpoch
-        order, batch = epochs.order, self.assembly.take(epochs.order)
+        batch = self.assembly.take(epochs.order)
         if wait is not None:
-            self.log.longest_waits.add(wait, order - epoch.first_order, batch.dealt)
+            self.log.longest_waits.add(wait, batch.number, batch.dealt)
         positions = self.delivered = epoch.positions(batch.dealt)
-        away = started - self._left if order > epoch.first_order else 0.0
+        away = started - self._left if batch.number else 0.0
         epochs.delivered(away, batch)
         # what a delivery leaves to be done may wait until batches are drawn again
         drawn = epochs.draw_on() or not at_hand or self.assembly.loading is not None

@@ -46,7 +46,7 @@ class Handover:
             self.items.begin(batch, epoch)
             return self.items.next(log, asked)
         now, value, size, streams = perf_counter(), None, batch.size, epoch.source.streams
-        first, number = epoch.first_serial, batch.order - epoch.first_order
+        first, number = epoch.first_serial, batch.number
         if batch.failure is None and size:
             try:
                 value = self._assembly.value(batch)
