@@ -251,7 +251,7 @@ def build_engine(
     with _explain_descriptors(loader, options), contextlib.ExitStack() as undo:
         reads = builder.read_ahead(readers)
         if reads is not None:
-            undo.callback(reads.close)
+            undo.callback(reads.reader.give_back)
         links = WorkerChannels(
             settings.workers,
             addressed=settings.streams,

@@ -383,7 +383,7 @@ class Engine(Batches):
             self._share.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
         if self.pump.reads is not None:
-            self.pump.reads.close()
+            self.pump.reads.reader.give_back()
             self._links.board.read_directly()  # to be reported once the board is closed, too
         try:
             if self.assembly.loading is not None:

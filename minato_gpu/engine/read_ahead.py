@@ -37,7 +37,7 @@ class ReadAhead:
         self._source_of = source_of  # what the data set declares of a key
         self._look_ahead = look_ahead  # says what is known of epochs to come, as one begins
         self._counts = reader.counts  # counts of the present workers
-        self._lost = self._closed = False
+        self._lost = False
         self._shares = reader.prepared is not None  # prepared samples are shared, too
         self._seeds: dict[int, int] = {}  # base seeds by epoch, if samples are shared
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
@@ -193,9 +193,3 @@ class ReadAhead:
     def share_stats(self) -> dict[str, Any]:
         """Returns what has been shared of prepared samples (``stats()["share"]``)."""
         return self._counts.get("share") or {}
-
-    def close(self) -> None:
-        """Gives the reader process back. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.reader.give_back()
