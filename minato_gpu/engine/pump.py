@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from minato_gpu.engine.parts import Parts
+from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
 from minato_gpu.lanes.base import Report
@@ -243,12 +245,12 @@ class Pump:
             self.completions.give_back(block)
         self._abandoned = [entry for entry in self._abandoned if entry[0]]
 
-    def read_stats(self) -> dict[str, object]:
-        """Returns the entry ``reads`` of ``stats()``. Only with a reader process (``reads``)."""
-        assert self.reads is not None
-        direct, seconds = self._parts.links.board.read_directly()
-        told = {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": self.run.scheduler.fetching.idle_s}
-        return {**self.reads.stats(), **told}
+    def read_stats(self, reads: ReadAhead) -> dict[str, Any]:
+        """Returns the entries of ``stats()`` on what is read ahead, and by workers themselves."""
+        found, (direct, seconds) = reads.stats(), self._parts.links.board.read_directly()
+        idle_s = self.run.scheduler.fetching.idle_s
+        found["reads"] |= {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": idle_s}
+        return found
 
     # --- workers that have died ----------------------------------------------------------------------------
 

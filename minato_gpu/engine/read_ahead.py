@@ -182,14 +182,12 @@ class ReadAhead:
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Returns the counts of the reader process (``stats()["reads"]``)."""
-        counts = {name: value for name, value in self._counts.items() if name not in _ELSEWHERE}
-        return {"process": "lost" if self._lost else "runs", **counts}
-
-    def cache_stats(self) -> dict[str, Any]:
-        """Returns what is kept, by tier (``stats()["cache"]``)."""
-        return {name: self._counts[name] for name in _TIERS if name in self._counts}
-
-    def share_stats(self) -> dict[str, Any]:
-        """Returns what has been shared of prepared samples (``stats()["share"]``)."""
-        return self._counts.get("share") or {}
+        """Returns the entries of ``stats()`` on what is read, kept and shared; those that are empty are left out."""
+        counts = self._counts
+        reads = {name: value for name, value in counts.items() if name not in _ELSEWHERE}
+        found = {
+            "reads": {"process": "lost" if self._lost else "runs", **reads},
+            "cache": {name: counts[name] for name in _TIERS if name in counts},
+            "share": counts.get("share"),
+        }
+        return {name: each for name, each in found.items() if each}

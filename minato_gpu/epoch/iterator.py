@@ -52,11 +52,7 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
         if nodes:
             found["nodes"] = {lane.name: lane.stats() for lane in nodes}
         if pump.reads is not None:
-            found["reads"] = pump.read_stats()
-            if kept := pump.reads.cache_stats():
-                found["cache"] = kept
-            if shared := pump.reads.share_stats():
-                found["share"] = shared
+            found |= pump.read_stats(pump.reads)
         return found
 
     return memory
