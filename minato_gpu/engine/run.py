@@ -111,7 +111,7 @@ class Run:
             # a worker's first task brings the start of its stream
             start = self.stream_starts.pop(chunk.worker, None)
             shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
-            task = task._replace(samples=self._settings.batch, start=start, shared_seed=shared)
+            task = task._replace(start=start, shared_seed=shared)
             lane.send(task, chunk.worker)
             return
         ended = self._ended[lane.name].copy() if chunk.credit else None

@@ -64,7 +64,7 @@ class InlineIterator(EpochIterator):
         if resumption is None:
             epoch.streams.begin(session.streams_between(loader), session.left_here(loader))
         epoch.streams.share_seed(self._shared_seed, self._dataset)
-        return cursor, StreamHere(job, epoch.streams, loader.batch_size or 1, log)
+        return cursor, StreamHere(job, epoch.streams, log)
 
 
 class StreamHere(Batches):
@@ -73,15 +73,15 @@ class StreamHere(Batches):
     Implements ``Batches``; no sample is left out.
     """
 
-    def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
-        """``streams``: where the one stream begins; updated as it advances. ``samples``: samples of a batch.
+    def __init__(self, job: Job, streams: WorkerStreams, log: Telemetry) -> None:
+        """``streams``: where the one stream begins; updated as it advances.
 
         Raises ValueError where a saved state cannot be taken up (see ``Stream``), or the stream, read again to get
         there, draws from a global generator.
         """
         start = streams.starts[0] if streams.starts else None
         # a stream that had ended when it was saved is not opened: its saved state is where the next epoch begins
-        self._stream = stream = None if streams.left else Stream(job, start, samples)
+        self._stream = stream = None if streams.left else Stream(job, start)
         if stream is not None and not stream.ended and stream.drew:
             raise ValueError(
                 "the state cannot be taken up: its iterable data set has no state of its own, so that it is read "
@@ -90,7 +90,6 @@ class StreamHere(Batches):
                 "num_workers=1, as a worker's generators begin alike"
             )
         self._streams = streams
-        self._samples = samples
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
@@ -102,7 +101,7 @@ class StreamHere(Batches):
             self.log.ended(begin)
             raise EndOfEpoch
         try:
-            batch = stream.fetch(self._samples)
+            batch = stream.fetch()
         except StopIteration:
             self.log.ended(perf_counter())
             raise EndOfEpoch from None

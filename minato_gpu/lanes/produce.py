@@ -48,6 +48,7 @@ class Job:
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
     lane: str = CPU  # name of the lane, for errors
     in_order: bool = False  # a batch waits for all of its samples: none is of use before the others
+    batch_size: int = 1  # samples of a batch of a stream
     snapshot_every: int = 1  # batches between two states that a stream tells
     epochs_before: int = 0  # epochs that streams of workers with this base seed, which were not kept, have gone through
 
@@ -68,7 +69,8 @@ class Job:
         retries = loader.on_error == "retry"
         count = loader.num_workers if workers is None else workers
         every = max(1, loader.snapshot_every_n_steps or 1)
-        return cls(*given, count, base_seed, seeds_samples, retries=retries, snapshot_every=every, **more)
+        more |= {"retries": retries, "snapshot_every": every, "batch_size": loader.batch_size or 1}
+        return cls(*given, count, base_seed, seeds_samples, **more)
 
     @property
     def own_collate(self) -> bool:

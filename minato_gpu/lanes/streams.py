@@ -166,20 +166,19 @@ class _Passes:
 
 
 class Stream:
-    """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
+    """The batches of a worker's own copy of the data set, from where its stream is to start.
 
     Raises ValueError where the stream has less than was delivered of it, was broken off, or may not be read again.
     """
 
-    def __init__(
-        self, job: Job, start: StreamState | None, samples: int, goes_on: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, job: Job, start: StreamState | None, goes_on: Callable[[], bool] = lambda: True) -> None:
         """``goes_on`` is asked at every sample that is read again; it returns False once the stream is not wanted."""
         # global generators that a stream without a state drew from while it was read again
         self.drew: set[str] = set()
         self.ended = False
         self.size = 0  # samples that the last batch took, with one that raised
         self._job, self._dataset = job, job.dataset
+        self._batch_size, self._goes_on = job.batch_size, goes_on
         self._collate = no_end(job.collate_fn, "collate_fn")
         self._since = job.snapshot_every - 1  # batches since a state was reported
         self._failed = False  # the last batch raised
@@ -192,26 +191,24 @@ class Stream:
         if start is not None and start.over and not start.batches:
             self.samples = _Passes(self, job.dataset, before)
         if start is not None:
-            self._read_again(start, samples, goes_on, stood)
+            self._read_again(start, stood)
 
-    def _read_again(
-        self, start: StreamState, samples: int, goes_on: Callable[[], bool], stood: Mapping[str, Value]
-    ) -> None:
+    def _read_again(self, start: StreamState, stood: Mapping[str, Value]) -> None:
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)
             if kind == "iterator" or start.within_itself:
                 self.samples.load_state_dict(state)  # type: ignore[union-attr]
-        dropped, delivered = 0, start.again * samples
+        dropped, delivered = 0, start.again * self._batch_size
         for _ in range(start.again):
-            data = self._batch_again(samples, goes_on)
+            data = self._batch_again()
             dropped += len(data)
-            if not goes_on():
+            if not self._goes_on():
                 raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
             if stood and data and self._job.own_collate:
                 self._check_collate(data)
-            if len(data) < samples:
+            if len(data) < self._batch_size:
                 break
-        if delivered and dropped + samples <= delivered:
+        if delivered and dropped + self._batch_size <= delivered:
             raise ValueError(
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
                 "samples; it belongs to another data set"
@@ -219,10 +216,10 @@ class Stream:
         self.drew = _moved(stood)
         self.ended = start.ended or dropped < delivered
 
-    def _batch_again(self, samples: int, goes_on: Callable[[], bool]) -> list[Value]:
+    def _batch_again(self) -> list[Value]:
         data = list[Value]()
         with suppress(StopIteration):
-            while len(data) < samples and goes_on():
+            while len(data) < self._batch_size and self._goes_on():
                 data.append(next(self.samples))
         return data
 
@@ -239,7 +236,7 @@ class Stream:
                 "iterator, state_dict() and load_state_dict(), or the collate_fn a generator of its own"
             )
 
-    def fetch(self, samples: int) -> Value:
+    def fetch(self) -> Value:
         """Returns the next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
         self._failed = self._raised = False
         self.size = 0
@@ -247,7 +244,7 @@ class Stream:
             raise StopIteration
         data: list[Value] = []
         try:
-            for _ in range(samples):
+            for _ in range(self._batch_size):
                 try:
                     self.size = len(data) + 1
                     data.append(next(self.samples))
@@ -255,12 +252,12 @@ class Stream:
                     self.size -= 1
                     self.ended = self._job.auto_collation
                     break
-            if data and (len(data) == samples or not self._job.drop_last):
+            if data and (len(data) == self._batch_size or not self._job.drop_last):
                 return self._joined(data)
             self.size = 0
         except BaseException:
             self._failed = True
-            self._raised = len(data) < samples  # else its collate_fn has: the stream is whole batches further
+            self._raised = len(data) < self._batch_size  # else its collate_fn has: the stream is whole batches further
             raise
         raise StopIteration
 

@@ -202,7 +202,7 @@ class Worker:
                 self._open(task)
             if self._stream is None:
                 return _END
-            item = self._store.put(self._stream.fetch(task.samples), collated=True)
+            item = self._store.put(self._stream.fetch(), collated=True)
         except StopIteration:
             stream, self._stream = self._stream, None
             return Yielded(None, stream and stream.told())
@@ -213,7 +213,7 @@ class Worker:
             return item
         # also after a batch that failed: its samples are gone from the stream, and no item tells how many
         state = self._stream.told()
-        whole = not failed and state == _WHOLE._replace(size=task.samples)
+        whole = not failed and state == _WHOLE._replace(size=self._job.batch_size)
         return item if whole else Yielded(item, state)
 
     def _open(self, task: Task) -> None:
@@ -221,7 +221,7 @@ class Worker:
         if task.shared_seed is not None:
             share_seed(self._job.dataset, task.shared_seed)
         opened = no_end(Stream, "iter() of the data set")
-        self._stream = opened(self._job, task.start, task.samples, self._goes_on)
+        self._stream = opened(self._job, task.start, self._goes_on)
 
     def _goes_on(self) -> bool:
         """Called for each replayed sample of a stream; False once the parent has cancelled."""
