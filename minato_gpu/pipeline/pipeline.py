@@ -225,7 +225,7 @@ class Pipeline:
         names = stage.reads if cpu is None or stage.keep is None else {*stage.reads, *stage.keep.writes}
         reads = {name: fields[name] for name in names if name in fields}
         try:
-            written = (cpu or stage.cpu)(reads, self.draw(number, fields, seed))
+            written = (cpu or stage.cpu)(reads, stage.drawn(number, fields, seed))
             return check_written(stage.writes if writes is None else writes, written)
         except Exception as error:
             if isinstance(error, KeyError) and str in map(type, error.args[:1]) and error.args[0] in fields:
