@@ -11,6 +11,7 @@ import errno
 import functools
 from collections.abc import Iterator
 
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
@@ -109,7 +110,7 @@ class Builder:
         options, loading, lanes = self.options, None, dict[str, Lane]()
 
         def add(lane: Lane) -> None:
-            undo.callback(lane.close, 0.0)
+            undo.callback(lane.close, MP_STATUS_CHECK_INTERVAL)
             assert lane.name not in lanes, f"two lanes are called {lane.name}"
             lanes[lane.name] = lane
 
