@@ -298,7 +298,7 @@ class DeviceLane(Lane):
 
     def _post(self, message: Message) -> None:
         self._messages.append(message)
-        self._links.announce(message)
+        self._links.announce(opened=isinstance(message, Opened))
 
     def offers(self, split: int) -> bool:
         """Returns True when samples handed over at ``split`` would find their graph built, and the lane has not

@@ -21,7 +21,6 @@ from multiprocessing import reduction
 from weakref import WeakSet
 
 from minato_gpu.lanes.base import Task
-from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.stacks import Stacks
 from minato_gpu.memory.arena import MOST as ARENA
 from minato_gpu.memory.arena import PAGE, Arena, round_up
@@ -143,9 +142,10 @@ class WorkerChannels:
             message = pickle.loads(bytes(self.engine_arena.buffer[offset : offset + nbytes]))
         return Task(*message)
 
-    def announce(self, message: object) -> None:
-        """Wakes the thread that waits for what lanes tell; if none does, the pump thread for an ``Opened``."""
-        if isinstance(message, Opened) and self.board.words[ATTENTION] == NOBODY:
+    def announce(self, *, opened: bool) -> None:
+        """Wakes the thread that waits for what lanes tell; if none does, the pump thread for a lane that has
+        ``opened``."""
+        if opened and self.board.words[ATTENTION] == NOBODY:
             os.eventfd_write(self.wake, 1)
         else:
             self.bell.ring()

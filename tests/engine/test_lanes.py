@@ -67,7 +67,7 @@ class LaneBeside(Lane):
         with self._lock:
             self._told.extend(messages)
             for message in messages if self._links is not None else ():
-                self._links.announce(message)
+                self._links.announce(opened=isinstance(message, Opened))
 
     @property
     def is_heard(self) -> bool:

@@ -7,7 +7,7 @@ from tests.mutations.fault import read
 FAULTS = read(r"""
 === lanes/worker_channels.py: engine/test_lanes.py
 that a lane has opened is heard only where somebody has asked
--if isinstance(message, Opened) and self.board.words[ATTENTION] == NOBODY:
+-if opened and self.board.words[ATTENTION] == NOBODY:
 +if False:
 
 === engine/engine.py: engine/test_lanes.py

@@ -161,7 +161,7 @@ class FarLane(Lane):
     def _tell(self, message: Message | TaskEnded) -> None:
         """Passes a message on."""
         self._news.append(message)
-        self._links.announce(message)
+        self._links.announce(opened=isinstance(message, Opened))
 
     # --- descriptions, and the end -------------------------------------------------------------------------
 
