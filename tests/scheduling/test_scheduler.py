@@ -1,5 +1,5 @@
 """Hypothesis drives the scheduler through everything that lanes, samplers and consumers can do, in any order; the same
-events lead to the same instructions."""
+events lead to the same instructions. And samples that are delivered one by one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.composition import ItemComposition
+from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.scheduling.model import CUTS, SAMPLE_BYTES, Shell
+from tests.support.tickets import span
 
 BATCH = 5
 COSTS = st.sampled_from([1e-6, 1e-4, 1e-3, 3e-3, 0.1, 2.0, nan])
@@ -177,3 +181,31 @@ def test_any_course_of_events(mode: str) -> None:
             max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+def test_samples_that_are_delivered_one_by_one_are_composed_as_they_come() -> None:
+    """In runs that begin at their first sample's order, within one place; what has failed is one by itself."""
+    places = Places()
+    composition = ItemComposition(places)
+    first, shift = 10, 3  # an earlier run has delivered the others
+    for lo, hi in [(10, 16), (16, 17), (17, 20)]:
+        place = Place(m.Admitted(0.0, SourceBatch(lo + shift), 0, TicketId(lo), hi - lo))
+        composition.admit(place, hi - lo)
+        places.admit(place)
+    runs: list[m.Compose] = []
+    for lo, hi, failed in [(18, 20, ()), (first, 12, ()), (12, 18, (13, 14))]:
+        bad = tuple(map(TicketId, failed))
+        composition.finished(0, span(lo, hi), bad, places.finish(span(lo, hi), bad))
+        while (run := composition.compose(False)) is not None:
+            runs.append(run)
+    assert all(run.order == run.spans[0][0] + shift for run in runs)
+    assert sorted((*run.spans[0], run.failed) for run in runs) == [
+        (10, 12, ()),
+        (12, 13, ()),
+        (13, 14, (13,)),
+        (14, 15, (14,)),
+        (15, 16, ()),
+        (16, 17, ()),
+        (17, 18, ()),
+        (18, 20, ()),
+    ]
