@@ -72,7 +72,7 @@ a child that somebody else has collected runs for ever
 +        pass
      elif
 
-=== epoch/session.py: contracts/test_ends.py
+=== epoch/session.py: contracts/test_table.py
 a forked process takes its parent's workers for its own
 -        if self._process != os.getpid():
 +        if False:
