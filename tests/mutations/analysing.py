@@ -30,7 +30,7 @@ noise counts as a stall
 -0 < seconds < _TIMES_THE_ERROR * error
 +0 < seconds < 0 * error
 
-=== lab/analysis/subject.py: lab/analysis/test_watching.py lab/analysis/test_scripts.py
+=== lab/analysis/subject.py: lab/analysis/test_watching.py
 a loader that the analysis makes is taken for the script's
 -        self._own.add(made)
 

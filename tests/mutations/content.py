@@ -48,7 +48,7 @@ a tensor's key is where it lies in memory
 -    if hasattr(key, "untyped_storage"):  # a tensor, without an import of torch
 +    if False:
 
-=== memory/blobs.py: memory/test_blobs.py torch_semantics/test_batch_types.py
+=== memory/blobs.py: torch_semantics/test_batch_types.py
 tensors lose their order in memory
 -return tensor if tensor.is_contiguous() else tensor.clone()
 +return tensor.contiguous()

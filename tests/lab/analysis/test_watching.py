@@ -76,6 +76,7 @@ def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
     assert _values(subject.like(batches=subject.keys[1:])) == drawn[1:]
     assert generator.get_state().equal(state)  # loaders like it draw nothing of the script's own
     assert (subject.samples, subject.length, subject.batch_size) == (10, 3, 4)
+    assert subject.is_followed_by(loader) and not subject.is_followed_by(subject.like()), "that is the analysis' own"
     assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
 
 
