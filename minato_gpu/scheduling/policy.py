@@ -20,7 +20,7 @@ class Policy:
     inspect: bool = False  # read headers first where costs are unknown and a device lane is open
     cpu_runs: bool = True  # False: the CPU lane only inspects and collates, devices prepare every sample
     chunk_s: float = 2e-3  # least work of a dispatch of cheap samples
-    group_s: float = 20e-3  # most work of batches that are admitted and dispatched together
+    group_s: float = 50e-3  # most work of batches that are admitted and dispatched together
     lease_share: float = 1 / 8  # share of the window's time that a slot is given at once
     ahead_s: float = 2e-3  # work that each slot holds ahead of need
     queues: bool = True  # a CPU slot may hold a whole lease ahead, unless leases are long (collating would wait)
