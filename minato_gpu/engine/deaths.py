@@ -58,7 +58,8 @@ class Deaths:
         self._singly.clear()
 
     def check_start(self, lane: str, exit_: Exit) -> None:
-        """Raises WorkerDied if this is the last of ``STARTS`` workers in its place that ended before taking a task."""
+        """Counts the workers in a row that ended, in this one's place, before taking a task; raises WorkerDied for the
+        last of ``STARTS``."""
         number = lane, exit_.number
         self._failed_starts[number] = 0 if exit_.claim.chunk >= 0 else self._failed_starts[number] + 1
         if self._failed_starts[number] >= STARTS:

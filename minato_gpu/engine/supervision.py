@@ -74,7 +74,8 @@ class WorkerSupervisor:
             self._watch.modify(self._reader, _ONCE)
 
     def keep_watch(self) -> None:
-        """Looks after workers while the consumer is in its training step. Errors are kept for it."""
+        """Looks after workers while the consumer is in its training step. Deaths and hangs that are errors are kept
+        until ``raise_broken``."""
         try:
             if self._replaces:
                 self._pump.receive()

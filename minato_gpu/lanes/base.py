@@ -81,7 +81,7 @@ class Task(NamedTuple):
     ``layout``: a pickled Layout; empty: not known yet; None: samples are not rows.
     ``kind``: run (prepare samples), inspect (host reads only), collate (the one piece, of a batch that is composed, is
     joined) or next (the next batches of the worker's own stream; a stream's first task has its ``start``).
-    ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
+    ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one; else None.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).

@@ -58,7 +58,6 @@ class LaneBeside(Lane):
         self._links: Any = None  # while it is open
 
     def open(self, job: Any, links: Any) -> Iterable[Lane]:
-        """See LaneSource."""
         self._links = links
         return [self]
 
@@ -107,7 +106,6 @@ class LaneBeside(Lane):
         self._looks = True
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """See Lane."""
         told = [self._told.popleft() for _ in range(len(self._told))]
         if self._looks:
             self._looks = False
