@@ -41,14 +41,14 @@ class Cost(NamedTuple):
 
 
 LIMITS: dict[tuple[Cell, str], Cost] = {  # today's figures and some three hundredths
-    (Cell(8, 3, "half"), "in order"): Cost(10.7, 7.4, 0.0278, 0.0288, 0.0015),
-    (Cell(8, 3, "half"), "bounded"): Cost(24.4, 14.3, 0.033, 0.0295, 0.001),
-    (Cell(8, 3, "half", 0.9), "in order"): Cost(7.05, 7.0, 0.0161, 0.0171, 0.03),
-    (Cell(32, 10, "none"), "in order"): Cost(17.4, 9.7, 0.038, 0.0704, 0.001),
-    (Cell(8, 3, "tail"), "in order"): Cost(26.0, 10.9, 0.082, 0.111, 0.001),
-    (Cell(8, 3, "tail"), "bounded"): Cost(34.7, 16.8, 0.09, 0.1135, 0.001),
-    (Cell(8, 0.02, "half"), "in order"): Cost(6.2, 6.7, 0.0041, 0.0162, 0.043),
-    (Cell(2, 0.005, "half", 0.5), "in order"): Cost(3.7, 6.6, 0.0003, 0.0031, 0.0075),
+    (Cell(8, 3, "half"), "in order"): Cost(9.95, 7.4, 0.0278, 0.0288, 0.0015),
+    (Cell(8, 3, "half"), "bounded"): Cost(23.5, 14.3, 0.033, 0.0295, 0.001),
+    (Cell(8, 3, "half", 0.9), "in order"): Cost(6.65, 7.0, 0.0161, 0.0171, 0.03),
+    (Cell(32, 10, "none"), "in order"): Cost(16.6, 9.7, 0.038, 0.0704, 0.001),
+    (Cell(8, 3, "tail"), "in order"): Cost(25.3, 10.9, 0.082, 0.111, 0.001),
+    (Cell(8, 3, "tail"), "bounded"): Cost(32.6, 16.8, 0.09, 0.1135, 0.001),
+    (Cell(8, 0.02, "half"), "in order"): Cost(5.85, 6.7, 0.0041, 0.0162, 0.043),
+    (Cell(2, 0.005, "half", 0.5), "in order"): Cost(3.58, 6.6, 0.0003, 0.0031, 0.0075),
 }
 """At most so much, of a cell by the order of its batches. Other kinds of work are for ``benchmarks.scaling``."""
 
