@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.base import Extra, TicketOutcome
+from minato_gpu.lanes.base import Extra, Features, Item, TicketOutcome
 from minato_gpu.lanes.contract import KeptSamples, Opened
-from minato_gpu.lanes.leases import Lease, Leases, store_outcome
+from minato_gpu.lanes.leases import Lease, Leases, store_outcome, store_reads
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import (
@@ -196,6 +196,19 @@ def test_a_workers_reports_come_in_the_order_of_its_work(
 
     monkeypatch.setattr(leases, "_done", looked)
     assert [report.chunk for _ in range(2) for report in leases.reports(unfinished=True)] == [1, 2]
+
+
+def test_host_reads_of_a_piece_come_in_one_block(links: WorkerChannels) -> None:
+    leases, store = Leases(links), Store(0, links, links.arenas[0])
+    sent = marked(links, task(piece([1, 2]), kind="inspect"))
+    leases.add(sent)
+    reads: list[Item] = [Features(store.put({"path": str(key)}), (float(key),)) for key in (1, 2)]
+    assert store_reads([reads[0], None], store) is None
+    locations = store_reads(reads, store)
+    assert locations is not None
+    links.bell.publish(sent.pieces[0].marks, [1e-3] * 2, 0.0, 2e-3, 0, locations)
+    (report,) = leases.reports(unfinished=True)
+    assert report.items == reads and links.board.returned(0) == [locations[0][1]]
 
 
 def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
