@@ -1,51 +1,34 @@
-"""Batches of 100 MB behind slow copies, made by a DALI stage: what is read too early, or written over, shows.
+"""Batches on a GPU hold what they should, however late they are copied and read: what is read too early, or written
+over, shows. (The fake device does the same in any order: ``test_device_batches``.)
 
-On the fake device the same at a small size, where copies are as late as events allow.
+The consumer's kernels are slow and its references short-lived: a batch, full of its own number, is dropped, and its
+memory may be given to later ones, long before it is read. What is read is compared on the device.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.pipeline.pipeline import DaliFragment, Field
-from tests.support.device_batches import fake
-from tests.support.fake_device import FakeDevice
-from tests.support.numbers import COSTLY
-from tests.support.numbers import Numbers as Canaries
+from tests.support.numbers import COSTLY, LENGTH, Numbers
 
-__all__ = ["fake"]
-
-BATCH, BATCHES = 4, 16
-SIDE = {"fake": 20, "cuda": 2500}  # of a sample of float32: 25 MB on a GPU
-LEAST = {"cpu": 0.0, "device": 1.0, "cpu+device": 0.1}  # the device's share of the samples
-SLOW = 20_000_000  # cycles before every copy: about ten milliseconds
-DEVICES = ["fake", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-class Numbers(Dataset[Any]):
-    """Sample ``n`` is {"n": n, "side": side}."""
-
-    def __init__(self, side: int) -> None:
-        self.side = side
-
-    def __len__(self) -> int:
-        return BATCH * BATCHES
-
-    def __getitem__(self, n: int) -> Any:
-        return {"n": n, "side": self.side}
+SIDE = 2500  # of a large sample of float32: 25 MB
+SLOW = 2_000_000  # clock cycles for which a kernel keeps the consumer's stream busy, about a millisecond
+SLOW_COPY = 20_000_000  # the same before every copy of large batches
+EPOCHS, MOST_EPOCHS = 2, 400
+LEAST = {"cpu": 0.0, "device": 1.0, "cpu+device": 0.1}  # the device lanes' share of the samples
 
 
 def _read(fields: Any, params: Any) -> Any:
-    return {"x": np.full((fields["side"], fields["side"]), fields["n"], np.float32), "label": fields["n"]}
+    return {"x": np.full((SIDE, SIDE), 2 * fields["n"], np.float32), "label": fields["n"]}
 
 
 def _shift(fields: Any, params: Any) -> Any:
@@ -57,94 +40,16 @@ def _shift_by_dali(dali: Any, fields: Any, params: Any, device: str) -> Any:
     return {"x": fields["x"] + np.float32(1)}
 
 
-def pipeline(side: int) -> Pipeline:
-    """x: n + 1 everywhere; label: n."""
-    x = Field(np.float32, (side, side))
-    return Pipeline(
-        (
-            Stage("read", ("n", "side"), {"x": x, "label": Field(np.int64)}, cpu=_read),
-            Stage("shift", ("x",), {"x": x}, cpu=_shift, device=DaliFragment(_shift_by_dali)),
-        ),
-        outputs=("x", "label"),
-        name="large",
-    )
-
-
-@pytest.fixture(params=DEVICES)
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDevice | None:
-    """The fake device; None where it is a GPU, whose copies are slow then."""
-    if request.param == "fake":
-        return cast("FakeDevice", request.getfixturevalue("fake")())
-    copy = Accelerator.copy
-
-    def slowly(self: Accelerator, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        torch.cuda._sleep(SLOW)
-        copy(self, into, sources)
-
-    monkeypatch.setattr(Accelerator, "copy", slowly)
-    return None
-
-
-@pytest.mark.usefixtures("open_from_the_start")
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("lanes", [["cpu"], ["device"], ["cpu", "device"]], ids="+".join)
-def test_large_batches_are_whole(machine: FakeDevice | None, lanes: Any, in_order: bool) -> None:
-    side = SIDE["cuda" if machine is None else "fake"]
-    loader = DataLoader(
-        Numbers(side),
-        BATCH,
-        shuffle=True,
-        num_workers=2,
-        device="cuda",
-        pipeline=pipeline(side),
-        lanes=lanes,
-        in_order=in_order,
-        persistent_workers=True,
-    )
-    for _ in range(2):
-        seen, wrong = _epoch(machine, loader)
-        assert sorted(seen) == list(range(len(loader.dataset)))  # type: ignore[arg-type]
-        assert wrong == 0
-    assert _share(loader.stats()) >= LEAST["+".join(lanes)]
-
-
-def _epoch(machine: FakeDevice | None, loader: Any) -> tuple[list[int], int]:
-    """The labels that were read, and how many values were not their label's; no batch is kept."""
-    labels: list[torch.Tensor] = []
-    wrong: list[torch.Tensor] = []
-    for batch in loader:
-        for n in range(len(batch["label"])):
-            if machine is None:
-                labels.append(batch["label"][n].clone())
-                wrong.append((batch["x"][n] != batch["label"][n] + 1).sum())
-            else:
-                machine.read(batch["label"][n], lambda t: labels.append(t.clone()))
-                machine.read(batch["x"][n], lambda t: wrong.append((t != labels[-1] + 1).sum()))
-        del batch
-    if machine is not None:
-        machine.finish()
-    return [int(each) for each in labels], sum(int(each) for each in wrong)
-
-
-def _share(stats: Any) -> float:
-    """The device lane's share of all that the last epoch delivered."""
-    made = stats["lanes"].get("device", {"samples": 0})["samples"]
-    return float(made / stats["samples_delivered"])
-
-
-# --- on a GPU: batches hold what they should --------------------------------------------------------------------------
-
-
-# The consumer's kernels are slow and its references short-lived: a batch, full of its own number, is dropped, and its
-# memory may be given to later ones, long before it is read. What is read is compared on the device.
-_SLOW = 2_000_000  # clock cycles for which a kernel keeps the stream busy, about a millisecond
-EPOCHS = 4
-MOST_EPOCHS = 400
-SHARES = [
-    (["cpu"], 0.0),
-    (["device"], 1.0),
-    (["cpu", "device"], 0.1),
-]  # of the samples that the device lanes make at least
+_X = Field(np.float32, (SIDE, SIDE))
+_STAGES = (
+    Stage("read", ("n",), {"x": _X, "label": Field(np.int64)}, cpu=_read),
+    Stage("shift", ("x",), {"x": _X}, cpu=_shift, device=DaliFragment(_shift_by_dali)),
+)
+KINDS: dict[str, tuple[Any, Pipeline, int, int]] = {  # devices, pipeline, samples of all and of a batch
+    "large": ("cuda", Pipeline(_STAGES, outputs=("x", "label"), name="large"), 40, 4),
+    "small": ("cuda", COSTLY, LENGTH, 8),
+    "two lanes": (["cuda:0", "cuda:0"], COSTLY, LENGTH, 8),
+}
 
 
 def _epochs(loader: Any, least: float) -> Iterator[None]:
@@ -170,21 +75,31 @@ def _wrong(batch: Any) -> torch.Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("device", ["cuda", ["cuda:0", "cuda:0"]], ids=["one lane", "two lanes"])
-@pytest.mark.parametrize(("lanes", "least"), SHARES, ids=str)
-def test_what_device_lanes_made_is_whole_too(lanes: list[str], least: float, device: Any, in_order: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lanes", LEAST)
+def test_batches_are_whole(lanes: str, kind: str, in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two lanes on one device batches come in turn, from executors with streams of their own, by one way and under
     one budget."""
-    more: dict[str, Any] = {"pipeline": COSTLY, "lanes": lanes, "in_order": in_order, "persistent_workers": True}
-    loader = DataLoader(Canaries(), 8, num_workers=2, device=device, **more)
+    device, pipeline, samples, size = KINDS[kind]
+    copy = Accelerator.copy
+
+    def slowly(self: Accelerator, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        torch.cuda._sleep(SLOW_COPY)
+        copy(self, into, sources)
+
+    if kind == "large":
+        monkeypatch.setattr(Accelerator, "copy", slowly)
+    more: dict[str, Any] = {"lanes": lanes.split("+"), "in_order": in_order, "persistent_workers": True}
+    more |= {"device": device, "pipeline": pipeline, "sampler": range(samples)}
+    loader = DataLoader(Numbers(), size, num_workers=2, **more)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in _epochs(loader, least):
+    for _ in _epochs(loader, LEAST[lanes]):
         labels = []
         for batch in loader:
-            torch.cuda._sleep(_SLOW)
+            torch.cuda._sleep(SLOW)
             wrong.add_(_wrong(batch))
-            labels.append(batch["label"])
+            labels.append(batch["label"].clone())
             del batch
-        assert sorted(torch.cat(labels).tolist()) == list(range(len(Canaries())))
+        assert sorted(torch.cat(labels).tolist()) == list(range(samples))
     assert int(wrong.item()) == 0
     assert device == "cuda" or len(loader.stats()["device"]) == 2
