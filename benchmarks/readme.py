@@ -119,9 +119,10 @@ _made: Mapping[str, Callable[[Sequence[Row]], Sequence[Row]]] = {
 
 
 def _shown(name: str, row: Row) -> bool:
-    """Of the pairs those that are decided; of the simulation prediction error 0.3, at the larger window."""
+    """Of the pairs those with two workers that are decided; of the simulation prediction error 0.3, at the larger
+    window."""
     if name == "pairs":
-        return _decided(row)
+        return row["workers"] == 2 and _decided(row)
     if name in ("tails", "more_tails"):
         return str(row["case"]).startswith("scattered") == (name == "tails")
     if name == "caches":
@@ -227,7 +228,7 @@ def main(folder: Path | None, sessions: Sequence[Path], root: Path) -> None:
 def block(name: str, document: Row) -> str:
     """What stands between the marks of a table."""
     if name == "pairs":
-        compared = [row for row in document["rows"] if row.get("ratio") is not None]
+        compared = [row for row in document["rows"] if row.get("ratio") is not None and row["workers"] == 2]
         open_ones = sum(not _decided(row) for row in compared)
         said = f"Of {len(compared)} comparisons {open_ones} are not shown: their interval includes 1."
         return f"{described(document)}\n\n{markdown(name, document['rows'])}\n\n{said}"

@@ -58,12 +58,14 @@ def test_every_document_has_a_table() -> None:
 
 
 def test_readme_shows_pairs_that_are_decided() -> None:
-    ours = {"case": "arrays, 2 workers", "loader": "minato_gpu", "penalty": 0.02}
+    """Those with two workers: the page has all of them."""
+    ours = {"case": "arrays, 2 workers", "loader": "minato_gpu", "workers": 2, "penalty": 0.02}
     rows = [
         {**ours, "loader": peer, "penalty": 0.1, "ratio": 1.2, "ratio_low": low, "ratio_high": high}
         for peer, low, high in (("PyTorch", 1.1, 1.3), ("SPDL", 0.9, 1.4), ("torchdata", 0.9, None))
     ]
+    rows.append({**rows[0], "case": "arrays, 4 workers", "workers": 4})
     head = {"date": "2026-11-27", "machine": {"cores": 2, "processor": "one", "gpus": []}, "versions": {}}
     said = block("pairs", {**head, "rows": [ours, *rows]})
-    assert "| arrays, 2 workers | PyTorch | 1.20 (1.10 to 1.30) | 10% | 2% |" in said and "SPDL" not in said
+    assert "| arrays, 2 workers | PyTorch | 1.20 (1.10 to 1.30) | 10% | 2% |" in said and "SPDL" not in said and "4 workers" not in said
     assert said.endswith("Of 3 comparisons 2 are not shown: their interval includes 1.")

@@ -18,6 +18,15 @@ cheap batches are admitted one by one
 -            if 0 <= room < window.together:
 +            if False:
 
+=== scheduling/intake.py: test_cost_gate.py
+batches of some milliseconds are dispatched one by one
+-return max(policy.chunk_s, min(policy.group_s, fair_s))
++return policy.chunk_s
+
+groups of batches are as long at the end of an epoch
+-return max(policy.chunk_s, min(policy.group_s, fair_s))
++return policy.group_s
+
 === engine/epochs.py: engine/test_window.py
 what a sampler raises is raised as soon as a longer window has come to it
 -            if isinstance(drawn, Exception) and self._place >= raises_below:
