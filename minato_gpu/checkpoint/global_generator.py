@@ -55,8 +55,8 @@ class GlobalGenerator:
         self._found = now()
 
     def put(self) -> None:
-        """Sets the generator to where it stood at the save, unless it has moved since ``load_state_dict``, which is
-        logged once."""
+        """Sets the generator to where it stood at the save, unless it has moved since ``load_state_dict``: that is
+        logged once in a process."""
         if self._saved is None:
             return
         if now() != self._found and now() != self._saved.numpy().tobytes():

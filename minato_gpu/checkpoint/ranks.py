@@ -64,7 +64,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     Its number of ranks may be another. All ranks must have had the same base seed (``torch.manual_seed``, or equal
     ``generator``): then samples keep their content. Within an epoch this needs torch's ``DistributedSampler``, on a
     map-style data set, or a ``ShardedDataset``. What was delivered, and failed (``max_failures``), counts for all ranks
-    together. torch's global generator is set only where it stood alike on all.
+    together. torch's global generator is set only where it stood alike on all. Between two epochs the ranks' samplers
+    must have equal states, no streams may be saved, and a missing rank is not noticed.
 
     Args:
         states: what ``state_dict`` of each rank's loader returned, in any order.
@@ -124,7 +125,8 @@ def _begun(states: list[s.State]) -> s.State:
 
 
 def _between(states: list[s.State]) -> s.State:
-    """Merges states between two epochs. Raises ValueError if one rank's own, of its sampler or its streams, differs."""
+    """Merges states between two epochs. Raises ValueError if any rank has saved streams, or the ranks' samplers have
+    different states."""
     source = {**states[0]["source"], "rank": None}
     if source.get("streams") is not None or any(state["source"].get("streams") is not None for state in states):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")

@@ -7,8 +7,8 @@ event is found without a GPU.
 
 Operations are issued on the *current stream* of the calling thread and return at once. Outside ``running`` and
 ``working`` that is the stream on which the consumer trains, also in the loader's own threads: only the hand-over of a
-batch belongs there. Only ``fetch`` and ``Event.synchronize`` wait on the host; the device lane's thread calls them, and
-whoever closes a loader or copies a sample back to the host.
+batch belongs there. ``fetch``, ``await_stream`` and ``Event.synchronize`` wait on the host, and ``trim`` may;
+the device lane's thread calls them, and whoever closes a loader or copies a sample back to the host.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class HeldUntilPassed:
         dropped.clear()  # outside the lock: destructors may run
 
     def wait(self) -> None:
-        """Waits until the device has finished reading. Errors are ignored: a failed device reads nothing, and whatever
-        is issued next reports them."""
+        """Waits for all events that were given, so until the device has finished reading. Errors are ignored: a failed
+        device reads nothing, and whatever is issued next reports them."""
         for event, _ in list(self._held):
             if event is not None:
                 with suppress(Exception):
@@ -161,8 +161,8 @@ class Accelerator:
         return self._streams[device]
 
     def adopt(self, value: Value) -> torch.Tensor:
-        """Returns a value of DALI, CuPy or torch as a tensor on this device, ready on the current stream: DLPack makes
-        that wait for the stream on which ``value`` was made."""
+        """Returns a value of DALI, CuPy or torch as a tensor on this device. DLPack makes the current stream wait for
+        the work of DALI and CuPy; a tensor of torch must be ready on the current stream already."""
         tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
         return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
 

@@ -210,7 +210,8 @@ class Run:
         shown.kept_busy(lane.name, report)
 
     def _finished(self, report: Report, spans: tuple[TicketSpan, ...], ended: int = 0) -> None:
-        """Takes in samples that are ready, have failed, or are handed over to another lane."""
+        """Takes in samples that are ready, have failed, or are handed over to another lane. ``ended``: how many tickets
+        of a worker's own stream, the last ones, are empty, as the stream has come to its end."""
         found = self._assembly.samples.arrived(spans, report.items)
         self._release(spans)
         failed = tuple(report.first + at for at in found.failed)
@@ -278,7 +279,7 @@ class Run:
             self.handle(m.Lost(perf_counter(), lane.name, chunk.number, settled, offsets, found.nbytes))
 
     def _free_marks(self, flight: Flight) -> None:
-        """Frees the marks of a chunk that nobody is at any more."""
+        """Frees the marks of a job that nobody is at any more; other chunks have none of their own."""
         if flight.chunk.kind == "collate":
             self._parts.links.completions.give_back(flight.task.pieces[0].marks)
 

@@ -3,9 +3,9 @@
 In a distributed job a batch that has lost all of its samples must come all the same, or the other ranks would wait for
 ever. A sample of another batch takes its place: it is prepared once more, and joined alone.
 
-Decision: by a PyTorch DataLoader of its own, with a worker where the loader has some. Each such batch costs the start
-of a process; in return the data set is prepared and used as in any worker, and what it opens (files, say) is not
-inherited by the workers of the next epoch.
+Decision: by a PyTorch DataLoader of its own, with a worker where the loader has worker processes. Each such batch costs
+the start of a process; in return the data set is prepared and used as in any worker, and what it opens (files, say) is
+not inherited by the workers of the next epoch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _begin(init: Callable[[int], None] | None, seed: int, worker: int) -> None:
 
 
 def _join(pipeline: Pipeline | None, seed: int, collate: Callable[[Value], Value], batched: bool, read: Value) -> Value:
-    """Runs the pipeline, if any, on what the data set has returned, and collates that."""
+    """Runs the pipeline, if any, on what the data set has returned, and collates that. ``batched``: ``read`` is a list
+    of samples, else it is one."""
     samples = read if batched else [read]
     if pipeline is not None:
         samples = [pipeline.run(sample, seed) for sample in samples]

@@ -1,8 +1,8 @@
 """The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``analyze``, ``cache`` ...
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
-happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
-exit code 2 (wrong arguments) or 1 (it could not be done); ``--traceback`` shows where an error came from.
+happen inside the commands, so that ``--help`` answers at once. An error ends with a short message in place of a
+traceback, and exit code 2 (wrong arguments) or 1 (all else); ``--traceback`` shows where it came from.
 """
 
 from __future__ import annotations

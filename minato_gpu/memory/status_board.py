@@ -105,7 +105,7 @@ class WorkerStatusBoard:
     # --- parent -------------------------------------------------------------------------------------------
 
     def find(self, run: int, chunk: int) -> int | None:
-        """Returns the worker that works on the chunk; None if none has taken it, or it has ended."""
+        """Returns the worker that works on the chunk; None if none has taken it or begun it yet, or it has ended."""
         for worker in range(self.workers):
             row = self.row(worker)
             if self.words[row + CHUNK] == chunk and self.words[row + RUN] == run:

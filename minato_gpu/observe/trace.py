@@ -52,8 +52,8 @@ def write_trace(facts: f.Facts, path: Path, owner: object, limit: int = LIMIT) -
 class TraceFile:
     """A file of events of at most ``limit`` bytes: a JSON array, whose end may be missing where a process was killed.
 
-    If another trace is being written to ``path``, a number is added to the name. Raises OSError if it cannot be
-    written.
+    A file at ``path`` is overwritten; if another trace is being written to it, a number is added to the name. Raises
+    OSError if it cannot be written.
     """
 
     def __init__(self, path: Path, limit: int) -> None:

@@ -148,7 +148,8 @@ class ReaderPool:
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Returns counters, and for files and URLs how many are read at once and recent latencies in seconds."""
+        """Returns counters of URLs, and for files and URLs how many may be read at once and recent latencies in
+        seconds; a kind of which no read has ended is left out."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
         return {**self._urls.counts, **kinds}
 
@@ -175,7 +176,7 @@ class _Lane:
 
     @property
     def used(self) -> bool:
-        """True if there has been any read."""
+        """True once a latency has been measured: a file has been read, or a URL was answered."""
         return bool(self._latencies)
 
     def finished(self, now: float, seconds: float) -> None:
@@ -185,7 +186,7 @@ class _Lane:
         self._latencies.append(seconds)
 
     def stats(self) -> dict[str, float]:
-        """Returns how many are read at once, and recent latencies."""
+        """Returns how many may be read at once, and recent latencies in seconds."""
         percent = quantiles(self._latencies, n=100) if len(self._latencies) > 1 else [*self._latencies] * 99
         return {
             "at_once": self.concurrency.limit,

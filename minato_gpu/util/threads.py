@@ -32,7 +32,8 @@ def await_event(fd: int) -> None:
 
 
 def usable_cores() -> int:
-    """Returns how many cores this process may use: its CPU affinity, or fewer if a container has a quota."""
+    """Returns how many cores this process may use: its CPU affinity, or fewer if a control group (version 2) has a
+    quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, _quota()))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from tests.contracts.datasets import Made
+from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
 from tests.contracts.resuming import DATA, generator
 from tests.contracts.run import stored
@@ -140,6 +140,24 @@ def test_with_workers_or_without(before: int, after: int, sampler: type[Counting
     got = _keys(islice(iterator, 2))
     resumed.load_state_dict(stored(loader.state_dict()))
     assert [*got, *_keys(resumed)] == _keys(make(0))
+
+
+@pytest.mark.parametrize("sampler", [Counting, Unstated])
+def test_keys_that_come_again_have_the_draws_of_that_time(sampler: type[Counting]) -> None:
+    def make() -> Any:
+        data, more = Made(60, draw), {"collate_fn": list, "num_workers": 2}
+        return IN_ORDER.loader(data, 4, sampler=sampler(60), generator=torch.Generator().manual_seed(1), **more)
+
+    whole = list(make())
+    keys = [sample[0] for batch in whole for sample in batch]
+    assert set(keys[:8]) & set(keys[8:])
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    resumed = make()
+    resumed.load_state_dict(stored(loader.state_dict()))
+    assert list(resumed) == whole[2:]
 
 
 def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:

@@ -20,23 +20,27 @@ class Holder:
     """Holds what needs descriptors, and says how often it was pickled and where it was made anew."""
 
     pickled = 0
+    is_first = True
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, workers: int) -> None:
         self.shared = torch.zeros(1, dtype=torch.int64).share_memory_()
         self.lock, self.queue, self.paths = context.Lock(), context.Queue(), [str(at) for at in range(50_000)]
-        self.pid = -1
+        self.pid, self.all_at_work = -1, context.Barrier(workers)
 
     def __getstate__(self) -> dict[str, Any]:
         Holder.pickled += 1
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, pid=os.getpid())
+        self.__dict__.update(state, pid=os.getpid(), is_first=True)
 
     def __len__(self) -> int:
         return 24
 
     def __getitem__(self, key: int) -> Any:
+        if self.is_first:  # else one worker might prepare all
+            self.is_first = False
+            self.all_at_work.wait(60.0)
         with self.lock:
             self.shared += 1
         self.queue.put(self.paths[key])
@@ -46,7 +50,7 @@ class Holder:
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_pickled_once_and_each_worker_has_its_own(method: str) -> None:
     context: Any = multiprocessing.get_context(method)
-    data, Holder.pickled = Holder(context), 0
+    data, Holder.pickled = Holder(context, 2), 0
     loader: Any = DataLoader(data, 4, num_workers=2, multiprocessing_context=context)  # type: ignore[arg-type]
     batches = iter(loader)
     found = torch.cat([next(batches) for _ in range(6)])
@@ -71,7 +75,7 @@ class Deadly(Holder):
 def test_a_replacement_gets_it_too() -> None:
     context: Any = multiprocessing.get_context("forkserver")
     more: Any = {"multiprocessing_context": context, "on_worker_death": "replace"}
-    loader: Any = DataLoader(Deadly(context), 4, num_workers=1, **more)  # type: ignore[arg-type]
+    loader: Any = DataLoader(Deadly(context, 1), 4, num_workers=1, **more)  # type: ignore[arg-type]
     assert torch.cat(list(loader)).tolist() == [[key, 1] for key in range(24)]
     assert loader.stats()["workers"]["replaced"] == 1
 

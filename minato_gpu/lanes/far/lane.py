@@ -3,9 +3,9 @@
 Commands are sent to it. A thread of the lane connects, and receives samples (samples.py) and messages, which come back
 as those of the lane's contract.
 
-An agent that sends nothing for a second, or whose connection breaks, is lost: its tasks end here, and its slots are
-gone. Others prepare those samples with the same draws; no sample is blamed. An agent that does not answer, or not yet,
-is tried again every second. What is received for a task that has ended is dropped.
+An agent that sends nothing for a second (a minute, while its workers start), or whose connection breaks, is lost: its
+tasks end here, and its slots are gone. Others prepare those samples with the same draws; no sample is blamed. An agent
+that does not answer, or not yet, is tried again every second. What is received for a task that has ended is dropped.
 
 Decision: only this thread ends a task's right to its rows, between two frames. So nothing is written into a row that
 has been given to another lane.
@@ -97,7 +97,7 @@ class FarLane(Lane):
         return connected is not None and bool(self._tasks)
 
     def recall(self) -> None:
-        """Takes back the tasks that have not begun."""
+        """Asks the agent for the tasks that have not begun, which answers by ``Recalled``."""
         self._ask("recall")
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
@@ -192,7 +192,8 @@ class FarLane(Lane):
         return {"connected": connected is not None, "lost": self._times_lost, "received_bytes": received}
 
     def close(self, timeout: float) -> bool:
-        """Disconnects; the agent's workers end. Returns True once nothing more is received."""
+        """Disconnects, so that the agent's workers end, and waits for this lane's thread, however long ``timeout`` is.
+        Returns True."""
         self._closed.set()
         if (end := self._end) is not None:
             with suppress(OSError):
