@@ -227,7 +227,8 @@ class Dispatcher:
         lease = pace.lease_s(each, window, uniform=lane.uniform)
         if self._window.together and lane.mean:
             group_s = self._window.together * pace.batch * (entry.cpu or each or lane.mean)
-            target, lease = min(target, group_s), max(lease, group_s if self._window.together > 1 else 0.0)
+            target = min(target, group_s)
+            lease = max(lease, group_s) if self._window.together > 1 else lease
         if self.consumer_starves and entry.place is self.oldest:
             count = entry.place.waiting
             equal_s = ceil(pace.batch / shares) * (entry.cpu or each) if lane.uniform else 0.0

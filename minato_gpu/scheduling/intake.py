@@ -17,7 +17,7 @@ from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
 
 COPY_S = 100e-6  # seconds to copy a sample that another loader has prepared, about
 STORE_S = 300e-6  # seconds to store a sample for the worker that collates its batch, and to read it there
-_COSTLY_S = 500e-6  # seconds of a sample that is worth a dispatch with its batch alone
+_GROUPED_BELOW_S = 500e-6  # costlier samples are worth a dispatch of each batch
 _GROUPS_LEFT = 32  # groups of batches, at least, that each slot is still to get
 _ENOUGH = 512  # samples after which a lane's mean is reliable
 _UNKNOWN_S = 1e-3  # assumed device seconds of a sample while nothing is known
@@ -117,7 +117,7 @@ class Intake:
         and where samples are so costly that a dispatch of one batch costs next to nothing.
         """
         policy, left = self._policy, self._expected_after
-        if each >= _COSTLY_S:
+        if each >= _GROUPED_BELOW_S:
             return policy.chunk_s
         fair_s = INFINITE if left is None else left * each / (_GROUPS_LEFT * max(self.pace.cpu_slots, 1))
         return max(policy.chunk_s, min(policy.group_s, fair_s))

@@ -13,8 +13,8 @@ lateness of 8 batches 0.978, 0.997 and 0.862 / 0.898 / 0.971: there it grows onl
 
 In strict order it also grows where a whole batch is little work (``Policy.group_s``). Then ``together`` batches are
 admitted at once, so that one dispatch, one wake-up and one report serve several batches; the window holds two such
-groups for each worker. A window that may not grow is used for it as it is. Measured, text, two workers on
-two cores: batches of 5 ms, 8 % more samples/s; of 13 ms, 3 %. (Groups of 20 ms: 7 and 0 %; of 160 ms: no more.)
+groups for each worker. A window that may not grow is used for it as it is. Measured, text, two workers on two cores:
+batches of 5 ms, 8 % more samples/s; of 13 ms, 3 %. (Groups of 20 ms: 7 and 0 %; of 160 ms: no more.)
 
 Rejected: a long window from the start, which draws samplers far ahead and uses memory where all samples are alike.
 Growing only while the consumer waits: 0.925 at a load of 105 %.

@@ -241,7 +241,7 @@ class UrlReads:
         """Sends requests for late reads once more, as far as that is allowed now. What others take may have grown since
         a read was called late."""
         sent_before = self._loop.time() - (self._hedging.patience_s or 0.0) + _SLACK_S
-        due = sorted(number for number, read in self._late.items() if read.asked <= sent_before) if self._late else ()
+        due = sorted(number for number, read in self._late.items() if read.asked <= sent_before)
         for number in due:
             if not self._hedging.take():
                 break
